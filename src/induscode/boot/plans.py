@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteToolR
 from induscode.cli.output import print_notes
 from induscode.core.consent import ConsentState, digest_facts
 from induscode.deck.contract import BackendFault, BridgeFault, UnknownCapability
-from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
+from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock, read_locked_labels
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import SANDBOX
 from induscode.servers.config import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from induscode.cli.process import SignalState
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.provision import ToolDeck
+    from induscode.servers.labels import RowLabels
 
 
 LOOK_LIMIT_S = 10.0
@@ -120,10 +121,10 @@ def plan_servers(
             reason = "it has changed since you consented to it" if changed else "it needs your consent"
             owner = f"server {row.id!r} of {row.origin}"
             refused.append(Note(owner, f"not started: {reason}", f"indus mcp trust {row.id}"))
-    locked, unread = _read_locked_definitions(invocation.cwd, found.rows)
+    locked, labels, unread = _read_lock(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
     configured = tuple(row.id for row in found.rows)
-    return ServerPlan(found.rows, configs, consent, notes, locked, configured, approved, requires_sandbox)
+    return ServerPlan(found.rows, configs, consent, notes, locked, configured, approved, labels, requires_sandbox)
 
 
 def _name_origin(invocation: Invocation) -> str:
@@ -141,22 +142,25 @@ def is_in_workspace(row: ServerRow, workspace: str) -> bool:
     return row.origin.scope == "project" or any(one.startswith(inside) for one in (path, entry, os.path.realpath(path)))
 
 
-def _read_locked_definitions(
+def _read_lock(
     cwd: str, rows: Sequence[ServerRow]
-) -> tuple[Mapping[RemoteToolRef, JsonObject], Sequence[Note]]:
-    """Read the definitions in the project's lock file, except for the user's own servers."""
+) -> tuple[Mapping[RemoteToolRef, JsonObject], Mapping[str, RowLabels], Sequence[Note]]:
+    """Read the definitions and labels in the project's lock file, except for the user's own servers."""
     servers = {row.id for row in rows if row.origin.scope != "user"}
     path = os.path.join(cwd, LOCK_NAME)
     if not servers or not os.path.lexists(path):
-        return {}, ()
+        return {}, {}, ()
     try:
-        definitions = read_lock(path)
+        definitions, labels = read_lock(path), read_locked_labels(path)
     except BridgeFault as exc:
         message = f"nothing new of the project's servers is approved: {exc}"
-        return build_empty_entries(servers), (
-            Note(path, message, "restore it, or approve what there is and write it anew: indus mcp lock"),
+        return (
+            build_empty_entries(servers),
+            {},
+            (Note(path, message, "restore it, or approve what there is and write it anew: indus mcp lock"),),
         )
-    return {ref: raw for ref, raw in definitions.items() if ref.server in servers}, ()
+    ours = {server: rows for server, rows in labels.items() if server in servers}
+    return {ref: raw for ref, raw in definitions.items() if ref.server in servers}, ours, ()
 
 
 def check_named_configs(invocation: Invocation) -> None:

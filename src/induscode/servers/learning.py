@@ -7,7 +7,6 @@ question is granted to it: public hosts, through the proxy, and what `standard` 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,14 +19,11 @@ from anyio import to_thread
 from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse
 from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
 from indusagi.capabilities.sandbox.trace import SandboxObserver
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
-from induscode.core.faults import BridgeFault
-from induscode.servers.config.rows import find_project_dir, parse_row
-from induscode.servers.config.trust import TrustStore, describe_row
-from induscode.servers.config.writer import change_row, own_config_path
+from induscode.servers.plan import write_field
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -184,31 +180,8 @@ async def _call(endpoint: ServerEndpointImpl, name: str, arguments: JsonObject) 
 
 
 def write_profile(row: ServerRow, profile: ServerProfile) -> None:
-    """Write a profile into a row of a file of ours, keeping the consent to it. Blocks.
-
-    Raises:
-        BridgeFault: The file isn't ours, or the row has changed since it was read.
-        OSError: The file can't be written.
-    """
-    scope, value = row.origin.scope, format_profile(profile)
-    own = "" if scope == "given" else own_config_path(scope, find_project_dir(row.origin))
-    if os.path.realpath(own) != os.path.realpath(row.origin.file):
-        shown = compact_json({"sandbox": value})[1:-1]
-        raise BridgeFault(f"{row.origin.file} isn't a file of indus: put {shown} into the row of {row.id!r} yourself")
-    fields = {**row.written, "sandbox": value}
-
-    def change(present: JsonObject) -> JsonObject:
-        if {**present, "name": row.id} != {**row.written, "name": row.id}:
-            raise BridgeFault(f"the row of {row.id!r} in {row.origin.file} has changed since you looked; look again")
-        return {**present, "sandbox": value}
-
-    store = TrustStore()
-    is_trusted = scope == "project" and store.consent(row) == "trusted"
-    if not change_row(row.origin.file, row.id, change, private=scope == "user"):
-        raise BridgeFault(f"{row.origin.file} has no server {row.id!r} any more")
-    if is_trusted:
-        changed = parse_row(row.id, fields, row.origin, expansion=row.expansion)
-        store.approve(changed, describe_row(changed).digest)
+    """Write a profile into a row of a file of ours. Blocks; raises like `write_field`."""
+    write_field(row, "sandbox", format_profile(profile))
 
 
 def allow_behaviour(row: ServerRow, behaviour: Behaviour) -> None:

@@ -18,7 +18,7 @@ import click
 
 from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.config_file import read_config_file
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import (
     CLUSTER_PREFIX,
@@ -30,15 +30,27 @@ from indusagi.interop.protocol_bridge.contract import (
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import print_status
 from induscode.core.consent import ConsentState, digest_facts
+from induscode.core.faults import BridgeFault
 from induscode.servers.config import list_all_paths, read_rows, resolve_rows
 from induscode.servers.config.dialects import detect_dialect
-from induscode.servers.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
-from induscode.servers.config.trust import find_references, show_url
+from induscode.servers.config.rows import (
+    InvalidRowError,
+    Origin,
+    Scope,
+    ServerRow,
+    find_project_dir,
+    is_switched_off,
+    parse_row,
+)
+from induscode.servers.config.trust import TrustStore, describe_row, find_references, show_url
 from induscode.servers.config.writer import change_row, own_config_path, read_own_config
+from induscode.servers.labels import join_labels
 
 if TYPE_CHECKING:
     from indusagi.core.faults import Note
+    from indusagi.core.json import JsonValue
     from induscode.launch.invocation import Invocation
+    from induscode.servers.labels import RowLabels
 
 
 RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unsandboxed", "unresolved"]
@@ -60,6 +72,8 @@ class ServerPlan:
     """The ids of all configured servers in order, even ones outside the plan: tool names depend on them."""
     approved: Collection[str] = ()
     """Ids of rows the user has approved exactly as they are. Other rows can be trusted because of their file."""
+    locked_labels: Mapping[str, RowLabels] = field(default_factory=dict[str, "RowLabels"])
+    """The labels in the project's lock file, by server."""
     requires_sandbox: bool = False
     """Whether a server only starts if its row names a sandbox."""
 
@@ -86,6 +100,12 @@ class ServerPlan:
     def find_places(self) -> Mapping[str, str]:
         """Map each server to its place, a digest of file and name that survives edits of the row."""
         return {row.id: digest_place(row.origin.file, row.id) for row in self.rows}
+
+    def find_labels(self, server: str) -> RowLabels:
+        """Return the labels the user gave a server's tools; the lock file can only add some."""
+        given = next((row.labels for row in self.rows if row.id == server), None) or {}
+        locked = self.locked_labels.get(server)
+        return given if locked is None else join_labels(given, locked)
 
     def state_of(self, row: ServerRow) -> RowState:
         """Return whether a row can start, or why not."""
@@ -165,6 +185,37 @@ def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
     if names:
         return build_unknown_name(f"There is no server {name!r} (there are: {', '.join(names)})", name, names)
     return build_unknown_name(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
+
+
+def write_field(row: ServerRow, key: str, value: JsonValue) -> None:
+    """Write a field of a row into our file, or remove it if it's null, keeping the consent to the row. Blocks.
+
+    Raises:
+        BridgeFault: The file isn't ours, or the row has changed since it was read.
+        OSError: The file can't be written.
+    """
+    scope = row.origin.scope
+    own = "" if scope == "given" else own_config_path(scope, find_project_dir(row.origin))
+    if os.path.realpath(own) != os.path.realpath(row.origin.file):
+        shown = compact_json({key: value})[1:-1]
+        raise BridgeFault(f"{row.origin.file} isn't a file of indus: put {shown} into the row of {row.id!r} yourself")
+
+    def set_field(fields: Mapping[str, JsonValue]) -> JsonObject:
+        changed = {name: one for name, one in fields.items() if name != key}
+        return changed if value is None else {**fields, key: value}
+
+    def change(present: JsonObject) -> JsonObject:
+        if {**present, "name": row.id} != {**row.written, "name": row.id}:
+            raise BridgeFault(f"the row of {row.id!r} in {row.origin.file} has changed since you looked; look again")
+        return set_field(present)
+
+    store = TrustStore()
+    is_trusted = scope == "project" and store.consent(row) == "trusted"
+    if not change_row(row.origin.file, row.id, change, private=scope == "user"):
+        raise BridgeFault(f"{row.origin.file} has no server {row.id!r} any more")
+    if is_trusted:
+        changed = parse_row(row.id, set_field(row.written), row.origin, expansion=row.expansion)
+        store.approve(changed, describe_row(changed).digest)
 
 
 def list_run_files(invocation: Invocation) -> Sequence[tuple[str, Scope]]:

@@ -66,6 +66,7 @@ def test_every_server_is_listed_with_its_phase_and_the_reason(tmp_path: Path) ->
     off = {
         "transport": None,
         "sandbox": None,
+        "labels": None,
         "phase": "disabled",
         "tools": None,
         "enabled": False,

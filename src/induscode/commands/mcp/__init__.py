@@ -32,6 +32,7 @@ _SIGN_IN = "induscode.commands.mcp.sign_in"
         "trust": LazyCommand("consent to servers of the project", f"{_TRUST}:trust"),
         "untrust": LazyCommand("revoke that consent", f"{_TRUST}:untrust"),
         "learn": LazyCommand("learn what a server needs, and write its sandbox", "induscode.commands.mcp.learn:learn"),
+        "labels": LazyCommand("show what tools read and send, or say so", "induscode.commands.mcp.labels:labels"),
         "lock": LazyCommand("write the lock file of the project's tools, or check it", f"{_TRUST}:lock"),
         "diff": LazyCommand("show tools that differ from what was approved", f"{_TRUST}:diff"),
         "approve": LazyCommand("approve tools as they are now", f"{_TRUST}:approve"),

@@ -39,6 +39,7 @@ from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
 from induscode.deck.mcp.store.pins import find_started_before, read_pins
 from induscode.launch.options import flags, read_invocation
+from induscode.servers.labels import LABELS, propose_labels
 from induscode.servers.plan import (
     STATE_REMEDIES,
     build_reference_facts,
@@ -79,6 +80,8 @@ class _Findings:
     target: str
     sandbox: JsonValue = None
     """Of a process: the profile it's held to."""
+    labels: Sequence[str] = ()
+    """What its tools are proposed to read and send, if nobody has confirmed it."""
     package: str | None = None
     """For a registry server: its package and whether we verified it."""
     handshake: str = "not tried"
@@ -92,14 +95,16 @@ class _Findings:
     remedy: str | None = None
     notes: Sequence[str] = ()
     disabled: Sequence[DisabledTool] = ()
+    has_labels: bool = False
+    """Whether its row or the lock file has labels."""
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
     """For a server without consent: references that look like secrets."""
 
     def as_json(self) -> JsonObject:
-        hidden = {"references", "warnings"}
+        hidden = {"references", "warnings", "has_labels"}
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in hidden}
-        values |= {"stderr": [*self.stderr], "notes": [*self.notes]}
+        values |= {"stderr": [*self.stderr], "notes": [*self.notes], "labels": [*self.labels]}
         values["disabled"] = [tool.as_json() for tool in self.disabled]
         named = {"latencyMs" if key == "latency_ms" else key: value for key, value in values.items()}
         return {**named, **self.references}
@@ -193,6 +198,7 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
             target += " (not encrypted: others on the way can read and change everything)"
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
     findings.sandbox = format_profile(config.sandbox) if isinstance(config, StdioServerConfig) else None
+    findings.has_labels = bool(plan.find_labels(row.id))
     if row.registry is not None:
         from induscode.servers.registry import describe_verification  # noqa: PLC0415 — for servers of a registry
 
@@ -234,6 +240,9 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
                 findings.server = " ".join(str(info[key]) for key in ("name", "version") if key in info)
         listed = [*await endpoint.list_tools()]
         findings.tools = len(listed)
+        if not findings.has_labels:
+            found = {label for tool in listed for label in propose_labels(tool.ref.name, tool.raw, config)}
+            findings.labels = [label for label in LABELS if label in found]
         for kind in CONTENT_KINDS:
             with suppress(ProtocolFault):  # the status has a note about it
                 listed += await endpoint.list_items(kind)
@@ -274,6 +283,12 @@ def _describe_sandbox(findings: _Findings) -> str:
     return f"sandbox: off. What fits: {format_server_command('doctor', findings.name)} --sandbox"
 
 
+def _describe_labels(findings: _Findings) -> Sequence[str]:
+    look = format_server_command("labels", findings.name)
+    labels = ", ".join(findings.labels)
+    return [f"labels: {labels} (proposed; look: {look}, then --confirm)"] if labels else []
+
+
 def _print_report(
     plan: ServerPlan, examined: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool
 ) -> None:
@@ -296,6 +311,7 @@ def _print_report(
             lines.append(f"protocol: {findings.version} ({findings.era}), server: {findings.server or 'says no name'}")
             lines.append(f"tools: {'not listed' if findings.tools is None else findings.tools}")
             lines.append(f"latency: {findings.latency_ms} ms")
+            lines += _describe_labels(findings)
         lines += [f"stderr: {line}" for line in findings.stderr]
         lines += [f"note: {note}" for note in findings.notes]
         lines += [

@@ -26,6 +26,7 @@ from induscode.deck.mcp.store.pins import read_disabled_tools
 from induscode.launch.options import flags, read_invocation
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
+from induscode.servers.labels import format_labels
 from induscode.servers.plan import (
     STATE_REMEDIES,
     build_config_facts,
@@ -283,6 +284,7 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         "name": row.id,
         "transport": name_transport(row.config),
         "sandbox": format_profile(row.config.sandbox) if isinstance(row.config, StdioServerConfig) else None,
+        "labels": format_labels(row.labels) if row.labels else None,
         "phase": phase,
         "tools": count,
         "scope": row.origin.scope,
@@ -303,6 +305,7 @@ def _list_switched_off(invocation: Invocation) -> list[JsonObject]:
             "name": one.name,
             "transport": None,
             "sandbox": None,
+            "labels": None,
             "phase": "disabled",
             "tools": None,
             "scope": one.scope,

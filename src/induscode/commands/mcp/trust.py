@@ -186,7 +186,7 @@ def _write_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
         print_status("nothing was written: these tools wait for approval")
         return _DIFFERENT
     tools = len(mcp.capabilities)
-    write_lock(path, items, mcp.plan.configs)
+    write_lock(path, items, mcp.plan.configs, {row.id: row.labels for row in mcp.plan.rows})
     if as_json:
         write_json({"file": path, "tools": tools, "others": len(items) - tools})
     else:
@@ -201,11 +201,14 @@ def _check_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
     present |= {drift.ref: drift.after for drift in mcp.enrolment.drifts if drift.after is not None}
     drifts = compare_lock(read_lock(path), present)
     _print_drifts(drifts, as_json=as_json)
-    if not drifts and not as_json:
+    relabelled = [row.id for row in mcp.plan.rows if mcp.plan.locked_labels.get(row.id, {}) != row.labels]
+    for server in relabelled:
+        print_status(f"the labels of {server!r} aren't those in {path}: indus mcp labels {server}")
+    if not drifts and not relabelled and not as_json:
         is_tools = all(ref.kind == "tool" for ref in present)
         what = ("tool is", "tools are") if is_tools else ("item is", "items are")
         print_line(f"{format_count(len(present), *what)} as {path} has them")
-    return _DIFFERENT if any(drift.disables for drift in drifts) else 0
+    return _DIFFERENT if relabelled or any(drift.disables for drift in drifts) else 0
 
 
 def _print_drifts(

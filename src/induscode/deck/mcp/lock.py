@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import locked_directory, read_small_file, replace_file
@@ -19,6 +20,7 @@ from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import build_behaviour, definition_pin
 from induscode.deck.mcp.drift import compare_definitions, is_same_definition
 from induscode.servers.config.rows import find_project_dir
+from induscode.servers.labels import InvalidLabelsError, format_labels, parse_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.drift import Drift
     from induscode.servers.config.rows import ServerRow
+    from induscode.servers.labels import RowLabels
 
 LOCK_NAME = os.path.join(".indusvx", "mcp.lock.json")
 _VERSION = 1
@@ -41,6 +44,8 @@ _SECTIONS: dict[ItemKind, str] = {
     "behaviour": "behaviours",
 }
 """The sections of the file, each keyed by server. "servers" predates the other kinds."""
+_LABELS = "labels"
+"""The section with the labels of servers, which adds to their rows."""
 _UNLISTED = frozenset({"content", "behaviour"})
 """Kinds without an empty entry: the resource of an app's content has one, and a behaviour may not be known yet."""
 _EMPTY = ""
@@ -52,8 +57,9 @@ def lock_text(
     capabilities: Iterable[BridgeCapability],
     before: Mapping[RemoteToolRef, JsonObject] | None = None,
     servers: Iterable[str] = (),
+    labels: Mapping[str, RowLabels] = MappingProxyType({}),
 ) -> str:
-    """Format the lock of these tools, deterministically.
+    """Format the lock of these tools and the labels of servers, deterministically.
 
     A tool that differs from `before` only in order keeps its text. Items of other kinds have separate sections. Each of
     `servers` gets an entry in every section, so anything it adds later shows up as not locked.
@@ -67,14 +73,21 @@ def lock_text(
         known = (before or {}).get(capability.ref)
         raw = known if known is not None and is_same_definition(known, capability.raw) else capability.raw
         tools[capability.ref.name] = {"pin": definition_pin(raw), "definition": raw}
-    return _format_lock({"version": _VERSION, **{_SECTIONS[kind]: servers for kind, servers in sections.items()}})
+    given: JsonObject = {server: format_labels(rows) for server, rows in labels.items() if rows}
+    lock: JsonObject = {"version": _VERSION, **{_SECTIONS[kind]: servers for kind, servers in sections.items()}}
+    return _format_lock({**lock, _LABELS: given} if given else lock)
 
 
 def _format_lock(lock: JsonObject) -> str:
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Iterable[str] = ()) -> None:
+def write_lock(
+    path: str,
+    capabilities: Iterable[BridgeCapability],
+    servers: Iterable[str] = (),
+    labels: Mapping[str, RowLabels] = MappingProxyType({}),
+) -> None:
     """Atomically replace the lock file with one of these tools of `servers`; raises `OSError` if it can't."""
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
@@ -82,7 +95,7 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Ite
         before: Mapping[RemoteToolRef, JsonObject] = {}
         with suppress(BridgeFault):  # missing or invalid: replace it
             before = read_lock(path)
-        replace_file(path, lock_text(capabilities, before, servers).encode("utf-8"), mode=None)
+        replace_file(path, lock_text(capabilities, before, servers, labels).encode("utf-8"), mode=None)
 
 
 def lock_behaviour(row: ServerRow, raw: JsonObject) -> None:
@@ -121,6 +134,15 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
     # Every lock file covers the tools of all its servers, even if it predates empty entries.
     with_tools = {ref.server for ref in definitions if ref.kind == "tool"}
     return definitions | build_empty_entries({ref.server for ref in definitions} - with_tools, ["tool"])
+
+
+def read_locked_labels(path: str) -> Mapping[str, RowLabels]:
+    """Read the labels in a lock file that `read_lock` has read, by server. Raises `BridgeFault` if they're invalid."""
+    rows = json.loads(read_small_file(path, _MAX_BYTES)).get(_LABELS, {})
+    try:
+        return {server: parse_labels(given) for server, given in rows.items()} if is_json_object(rows) else {}
+    except InvalidLabelsError as exc:
+        raise BridgeFault(f"{path}: {_LABELS!r} {exc}") from exc
 
 
 def build_empty_entries(

@@ -31,6 +31,7 @@ from induscode.search.background import BackgroundIndex
 from induscode.search.items import SearchItem, SearchKind, build_content_item, build_tool_item
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
+from induscode.servers.labels import LABELS, find_labels
 from induscode.servers.plan import STATE_REMEDIES, ServerPlan, list_secret_warnings, name_trust_command, name_way
 from induscode.servers.remedies import advise, format_server_command
 from induscode.servers.sign_in import sign_in_to_server
@@ -69,6 +70,8 @@ class ServerSummary:
     """Estimated tokens of its tool definitions."""
     answer_s: float | None
     restarts: int
+    labels: str | None = None
+    """What its tools read and send, with the number of tools."""
     message: str = ""
     """Its problem, if any."""
     remedy: str = ""
@@ -206,6 +209,16 @@ class GatewayPage:
         """Describe the configured servers."""
         return [await self._describe(row) for row in self.plan.rows]
 
+    def _describe_labels(self, row: ServerRow, cards: Sequence[BridgeCapability]) -> str | None:
+        config, given = self.plan.configs.get(row.id), self.plan.find_labels(row.id)
+        found = [find_labels(card.ref.name, card.raw, config, given) for card in cards]
+        texts = [
+            f"{label} ({'yours' if any(one.is_confirmed for one in having) else 'proposed'}, {len(having)})"
+            for label in LABELS
+            if (having := [one for one in found if label in one.labels])
+        ]
+        return ", ".join(texts) or None
+
     async def _describe(self, row: ServerRow) -> ServerSummary:
         mcp = self.session.mcp
         cards = [card for card in mcp.capabilities if card.ref.server == row.id]
@@ -221,6 +234,7 @@ class GatewayPage:
             answer_s=None if status is None else status.answer_s,
             restarts=0 if status is None else status.restarts,
             disabled=sum(tool.ref.server == row.id for tool in mcp.disabled),
+            labels=self._describe_labels(row, cards),
         )
         if state != "startable" or status is None:
             message, _, remedy = STATE_REMEDIES.get(state, "").format(row.id).partition(": ")

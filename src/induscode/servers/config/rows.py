@@ -23,6 +23,7 @@ from indusagi.interop.protocol_bridge.contract import (
     StreamableHttpServerConfig,
 )
 from induscode.servers.config.dialects import ExpansionContext, expand
+from induscode.servers.labels import InvalidLabelsError, parse_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.contract import AuthMethod, AuthSettings, Grant
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.servers.config.dialects import Expansion
+    from induscode.servers.labels import Label, RowLabels
 
 
 _TEXTS: Final = frozenset(
@@ -210,6 +212,8 @@ class ServerRow:
     start: Start | None = None
     """When to start it. `None`: the session's default."""
     added: Added = "hold"
+    labels: RowLabels = field(default_factory=dict[str, "tuple[Label, ...]"])
+    """What its tools read and send, by tool, as the user says."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables to pass to the server."""
     auth: JsonObject | None = None
@@ -335,6 +339,7 @@ def parse_row(
         required=reader.row.get("required") is True,
         start=reader.start(),
         added=reader.added(),
+        labels=reader.labels() if "labels" in reader.row else {},
         secrets=tuple(reader.strings("env_vars") or ()),
         auth=auth,
         registry=entry if is_json_object(entry) else None,
@@ -499,6 +504,14 @@ class _RowParser:
         if value not in (None, "hold", "allow"):
             self.remarks.append("its added is neither hold nor allow, so additions are held")
         return "allow" if value == "allow" else "hold"
+
+    def labels(self) -> RowLabels:
+        """Read the labels of its tools. Invalid ones are proposed instead."""
+        try:
+            return parse_labels(self.row.get("labels"))
+        except InvalidLabelsError as exc:
+            self.remarks.append(f"its labels were left out: it {exc}")
+            return {}
 
     def start(self) -> Start | None:
         """Read when to start the server."""

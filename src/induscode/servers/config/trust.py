@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from indusagi.core.app_dirs import PrivateJsonFile, state_dir
-from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import REDACTED, hide_secrets, looks_secret
 from indusagi.core.time import iso_utc, now_ms
@@ -27,6 +27,7 @@ from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerC
 from induscode.core.consent import Consent, ConsentState, build_consent, digest_facts
 from induscode.servers.config.dialects import PATTERNS, Expansion, UnresolvedVariableError, expand, parse_reference
 from induscode.servers.config.rows import SWITCHES, TYPES, ServerRow, format_auth, iter_auth_texts
+from induscode.servers.labels import format_labels
 
 _NESTED = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)|\{(?:env|file):([^}]*)")
 """A reference inside another one's default."""
@@ -260,7 +261,7 @@ _SHOWN = frozenset(
     (
         *("name", "type", "transport", *SWITCHES, "command", "args", "env", "environment", "cwd", "env_vars"),
         *("url", "serverUrl", "httpUrl", "proxy", "headers", "http_headers", "env_http_headers"),
-        *("sandbox", "bearer_token_env_var", "auth", "oauth", "headersHelper", "headers_helper"),
+        *("sandbox", "labels", "bearer_token_env_var", "auth", "oauth", "headersHelper", "headers_helper"),
     )
 )
 """Fields the prompt describes in words, or that have no effect."""
@@ -480,7 +481,9 @@ def _lines(row: ServerRow) -> list[str]:
 
 
 def _more_lines(row: ServerRow) -> Iterator[str]:
-    """Yield the current values of variables and files that determine what runs, then the other fields."""
+    """Yield its labels, the current values of variables and files that determine what runs, then the other fields."""
+    if row.labels:
+        yield f"labels: {compact_json(format_labels(row.labels))}"
     is_secret = any(reference.looks_secret for reference in find_references(row))
     for place, value in find_programs(row).items():
         if value is not None:

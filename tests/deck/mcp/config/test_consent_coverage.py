@@ -41,6 +41,7 @@ STDIO: Row = {
     "replicas": 2,
     "registry": {"name": "io.example/one", "version": "1.0.0"},
     "sandbox": {"hosts": ["api.example:443"]},
+    "labels": {"*": ["private"], "send": ["outward"]},
     "meaningless": {"so": ["far"]},
 }
 REMOTE: Row = {

@@ -138,6 +138,7 @@ async def show_server(page: PageRequest) -> PageView:
         "State": show_state(server.state),
         "Transport": server.transport,
         "Configured": [f"{server.scope}: ", tag("code", shorten_path(server.file), title=server.file)],
+        "Labels": server.labels,
         "Tools": f"{_count_tools(server)}, about {server.tokens:,} tokens",
         "Last answer": answer,
         "Last hour": _draw_latency(server, series),
