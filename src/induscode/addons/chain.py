@@ -15,10 +15,11 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import anyio
 
+from indusagi.capabilities.context import ContextId, ToolContext
 from indusagi.capabilities.registry import prepare_arguments, run_tool
 from indusagi.core.faults import CoreError, Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
@@ -29,9 +30,6 @@ from indusagi.runtime.calls import current_check, waiting_for_user
 from indusagi.runtime.contract import ToolCall, ToolResult, clean_result
 from induscode.addons.contract import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
 from induscode.deck.contract import Capability, CardWrapper, is_foreign, iter_layers
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ContextId, ToolContext
 
 DENIED = "denied"
 REFUSED = "addon_failed"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
 
+from indusagi.capabilities.context import ContextId
 from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
@@ -35,8 +36,6 @@ from induscode.deck.contract import Capability, DeckFault, capability_id, find_m
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-    from indusagi.capabilities.context import ContextId
 
 
 GROUP = "induscode.addons"

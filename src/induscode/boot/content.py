@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.capabilities.context import ToolContext
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonObject
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import ItemKind, ProtocolFault
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.boot.plans import (
@@ -22,19 +25,13 @@ from induscode.boot.runners import attach_servers
 from induscode.cli.listing import Listing
 from induscode.cli.output import build_unknown_name, print_notes
 from induscode.cli.signals import run_until_signal
+from induscode.deck.contract import Capability
 from induscode.deck.mcp.boot import BootedBridge, BootOptions
+from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, describe_failure, to_content_blocks
 from induscode.deck.mcp.store.pins import read_pinned
 from induscode.launch.options import read_invocation
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from induscode.deck.contract import Capability
-    from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.servers.plan import ServerPlan
+from induscode.servers.plan import ServerPlan
 
 MARKS = {"@": "resource", "/": "prompt"}
 """Prefixes that distinguish resources and prompts from tools."""

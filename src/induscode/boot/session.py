@@ -6,11 +6,12 @@ import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
+from indusagi.core.faults import Note
 from indusagi.runtime.contract import CallsByName, ToolDescriptor
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.plans import canon_tool_name, select_tools
@@ -23,15 +24,12 @@ from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile
 from induscode.deck.mcp.boot import BootedBridge, BootOptions
+from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.provision import DeckRunner, DeckToolBox, ToolDeck, base_context, provision_deck
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import ADDONS_REQUIRED, CODE_ENABLED
-
-if TYPE_CHECKING:
-    from indusagi.core.faults import Note
-    from induscode.deck.mcp.ledger import BridgeLedger
-    from induscode.deck.mcp.store import LedgerStore
-    from induscode.servers.plan import ServerPlan
+from induscode.servers.plan import ServerPlan
 
 
 class FitsDecks(Protocol):

@@ -13,44 +13,41 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio import CancelScope, to_thread
 
 from indusagi.capabilities.leftovers import make_owned_dir
+from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse
 from indusagi.capabilities.sandbox.trace import SandboxObserver
-from indusagi.core.faults import CoreError
-from indusagi.core.json import is_json_object
+from indusagi.core.cancel import CancelToken
+from indusagi.core.faults import CoreError, Note
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start import StartHistory
-from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteToolRef, StdioServerConfig, to_tool_result
-from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
+from indusagi.interop.protocol_bridge.contract import (
+    ProtocolFault,
+    RemoteTool,
+    RemoteToolRef,
+    ServerConfig,
+    StdioServerConfig,
+    to_tool_result,
+)
+from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl, create_server_endpoint
 from indusagi.runtime.contract import ToolOutcome
 from induscode.boot.runners import show_slow_start
 from induscode.deck.mcp.content import CONTENT_KINDS
-from induscode.deck.mcp.drift import compare_definitions
-from induscode.deck.mcp.review import review_items
+from induscode.deck.mcp.drift import Drift, compare_definitions
+from induscode.deck.mcp.review import Finding, review_items
+from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import StorePins
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
 from induscode.servers.registry import EXACT_VERSIONS, IDENTIFIERS, LAUNCHERS
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.faults import Note
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
-    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl
-    from induscode.deck.mcp.drift import Drift
-    from induscode.deck.mcp.review import Finding
-    from induscode.deck.mcp.store import LedgerStore
-
 
 # -- packages ---------------------------------------------------------------------------------
 

@@ -14,18 +14,16 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import CoreError
+from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from indusagi.core.sqlite import DatabaseFormat, connect_read_only, create_or_replace, read_pragma, transaction
 from indusagi.core.text import matches_parts
 from indusagi.core.time import DAY_MS, find_safe_now, now_ms
 from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord, CallRow
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
 
 T = TypeVar("T")
 MOST_ROWS = 200_000

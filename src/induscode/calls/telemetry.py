@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Token
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from indusagi.core.faults import Note
+from indusagi.core.json import JsonObject
 from indusagi.runtime.calls import (
     UNLISTED,
     current_agent,
@@ -25,18 +27,15 @@ from indusagi.runtime.calls import (
     current_trace,
     current_wait,
 )
+from indusagi.runtime.contract import ToolCall, ToolOutcome
 from induscode.calls.record import DECLINED, classify_end, find_tool_ref, report_new_notes
 
 if TYPE_CHECKING:
-    from contextvars import Token
-
     from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
-    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from indusagi.runtime.contract import ToolCall, ToolOutcome
     from induscode.calls.exporters import ExportWatch
 
 _ENDPOINTS = (

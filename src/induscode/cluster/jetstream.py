@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from nats.js.api import RawStreamMsg
     from nats.js.kv import KeyValue
 

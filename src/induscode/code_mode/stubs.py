@@ -11,18 +11,16 @@ import json
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
+from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
 from induscode.code_mode.contract import RUN_CODE, FunctionCall, ScriptCallError
 from induscode.deck.provision import DeckToolBox
 from induscode.search.options import FIND_TOOLS, SEARCH_CARDS
-
-if TYPE_CHECKING:
-    from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
 
 _MAX_DEPTH = 5
 _MAX_CHOICES = 20

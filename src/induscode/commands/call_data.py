@@ -17,16 +17,13 @@ import select
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import ArgumentChecker, find_similar_name
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import cut_text, escape_unseen
+from indusagi.runtime.contract import JsonSchema, ToolContentBlock, ToolOutcome
 from induscode.cli.terminal import print_line, print_status, print_text
-
-if TYPE_CHECKING:
-    from indusagi.runtime.contract import JsonSchema, ToolContentBlock, ToolOutcome
 
 _MAX_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024

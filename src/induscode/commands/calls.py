@@ -8,19 +8,23 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import click
 from anyio import to_thread
 
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonObject
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.calls.database import (
     GROUPS,
     CallDatabase,
     CallFilter,
+    CallSeries,
     CallStatistics,
+    Payload,
     format_duration,
     open_calls,
     read_series,
@@ -32,13 +36,8 @@ from induscode.cli.listing import Listing, live_table, print_table
 from induscode.cli.output import as_json, write_json
 from induscode.cli.signals import run_async, run_until_signal
 from induscode.cli.terminal import format_age, is_reader_gone, print_line, print_status, stdout_console
+from induscode.cluster.broker import Broker
 from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
-
-if TYPE_CHECKING:
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
-    from induscode.calls.database import CallSeries, Payload
-    from induscode.cluster.broker import Broker
 
 _POLL_S = 0.2
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}

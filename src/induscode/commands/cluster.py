@@ -7,20 +7,23 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from anyio import to_thread
 
+from indusagi.core.json import JsonObject
 from indusagi.core.text import format_count
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, write_json
 from induscode.cli.terminal import print_line, print_status
+from induscode.cluster.broker import Broker
 from induscode.cluster.contract import ClusterFault, NodeInfo
 from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.key import ClusterKey, create_key, read_key
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.opening import (
+    Prepared,
     broker_option,
     describe_fault,
     find_key_file,
@@ -35,11 +38,6 @@ from induscode.cluster.proofs import check_key
 from induscode.cluster.report import BrokerReport, read_report
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import read_invocation
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
-    from induscode.cluster.broker import Broker
-    from induscode.cluster.opening import Prepared
 
 _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}
 _STATE = "induscode.commands.cluster_state"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from getpass import getuser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from anyio import to_thread
@@ -19,6 +19,7 @@ from indusagi.core.time import iso_utc, now_ms
 from induscode.cli.listing import print_table
 from induscode.cli.output import as_json, ask_consent, digest_option, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
+from induscode.cluster.broker import Broker
 from induscode.cluster.contract import find_node_name
 from induscode.cluster.key import write_new_key
 from induscode.cluster.opening import (
@@ -43,9 +44,6 @@ from induscode.launch.options import read_invocation
 from induscode.permissions.rules import RuleOrigin, parse_settings
 from induscode.servers.config import UnusableFileError, read_named_rows
 from induscode.servers.config.trust import describe_row
-
-if TYPE_CHECKING:
-    from induscode.cluster.broker import Broker
 
 _FAILED = 1
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from indusagi.core.json import JsonObject
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.boot.plans import opened_store
@@ -17,12 +18,9 @@ from induscode.cli.output import as_json, build_unknown_name, print_notes, write
 from induscode.cli.signals import run_async
 from induscode.cli.terminal import format_age, print_line, print_status, print_text, stdout_console
 from induscode.commands.groups import CommandGroup, LazyCommand
+from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Row, RunFacts, document_addresses
 from induscode.deck.mcp.store.history import DeckRecord, deck_at
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
-    from induscode.deck.mcp.store import LedgerStore
 
 _DAMAGED = 1
 _KEY_LENGTH = 15

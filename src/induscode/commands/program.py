@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
@@ -17,10 +16,8 @@ from induscode.commands import COMPLETE_VARIABLE
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.extras import require_agent
 from induscode.launch.flags import FlagGroup, flag_specs
+from induscode.launch.invocation import Invocation
 from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation
-
-if TYPE_CHECKING:
-    from induscode.launch.invocation import Invocation
 
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
+from indusagi.core.json import JsonObject, JsonValue
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
@@ -19,16 +20,13 @@ from induscode.launch.settings import (
     SERVE_VIEWS,
     SETTINGS,
     SettingError,
+    Settings,
     build_settings_schema,
     load_settings,
     project_settings_path,
     user_settings_path,
 )
 from induscode.servers.config.writer import own_config_path
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.launch.settings import Settings
 
 _WRONG = 1
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
+from indusagi.core.json import JsonObject
 from indusagi.core.text import cut_text, format_count
 from induscode.boot.catalog import ListedTool, ToolListing, list_tools
 from induscode.boot.plans import canon_tool_name
@@ -22,12 +23,9 @@ from induscode.commands.groups import CommandGroup, LazyCommand, complete_server
 from induscode.deck.catalog import has_capability
 from induscode.launch.options import flags, name_profile, read_invocation
 from induscode.search.background import INSTALL_NUMPY, has_numpy
+from induscode.search.items import SearchKind
 from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
 from induscode.servers.remedies import format_command
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
-    from induscode.search.items import SearchKind
 
 _NOTHING_FOUND = 1
 _MAX_ABOUT = 160

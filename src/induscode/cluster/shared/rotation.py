@@ -12,21 +12,18 @@ import json
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
+from induscode.cluster.broker import Broker
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.jetstream import Bucket, Stream, open_bucket
 from induscode.cluster.key import ClusterKey, read_key, write_key
 from induscode.cluster.membership import open_membership
 from induscode.cluster.proofs import PROOF, REPLACED, check_key, find_proof_place
 from induscode.cluster.shared.table import PIN, SharedTable, name_pin
-
-if TYPE_CHECKING:
-    from induscode.cluster.broker import Broker
 
 _SUFFIX = ".new"
 _UNDER_WAY = "another rotation of the key is under way"

@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
@@ -23,16 +24,13 @@ from indusagi.core.time import now_ms
 from induscode.cluster.broker import Broker
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.jetstream import Bucket, BucketEntry, Stream, StreamMessage, open_bucket
+from induscode.cluster.key import ClusterKey
 from induscode.cluster.proofs import check_key
+from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Row, content_address
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from nats.aio.msg import Msg
-
-    from induscode.cluster.key import ClusterKey
-    from induscode.deck.mcp.store import LedgerStore
 
 
 # -- store ------------------------------------------------------------------------------------

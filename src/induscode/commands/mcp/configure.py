@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import sys
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import click
 
@@ -25,7 +26,8 @@ from indusagi.capabilities.sandbox.profile import (
     parse_profile,
     server_home,
 )
-from indusagi.core.json import is_json_object
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, StdioServerConfig, needs_sign_in
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, can_ask_user, confirm, digest_option
@@ -33,9 +35,11 @@ from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.launch.flags import split_list
+from induscode.launch.invocation import Invocation
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.config import discover_mcp_config
+from induscode.servers.config.rows import Scope, ServerRow
 from induscode.servers.config.trust import TrustStore, describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.servers.plan import (
@@ -47,15 +51,6 @@ from induscode.servers.plan import (
     switch_server,
 )
 from induscode.servers.remedies import format_server_command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.launch.invocation import Invocation
-    from induscode.servers.config.rows import Scope, ServerRow
 
 _RELATIVE = re.compile(r"\.{1,2}(?=[/:]|$)")
 _REFERENCE = re.compile(r"\$\{[^}]+\}")

@@ -14,21 +14,28 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 from anyio import create_task_group
 
 from indusagi import DISTRIBUTION
-from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
+from indusagi.capabilities.leftovers import Receipt, end_leftover, find_leftover_jobs
 from indusagi.capabilities.sandbox.profile import format_profile
+from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.text import clean_text, format_count
 from indusagi.interop.protocol_bridge.client.start import StartHistory
-from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
-from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
+from indusagi.interop.protocol_bridge.contract import (
+    EndpointStatus,
+    ProtocolFault,
+    RemoteTool,
+    ServerConfig,
+    StdioServerConfig,
+    needs_sign_in,
+)
+from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store
 from induscode.boot.runners import START_ONCE, attach_servers, show_slow_start
 from induscode.cli.output import as_json, print_notes, write_json
@@ -37,11 +44,16 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
-from induscode.deck.mcp.store.pins import find_started_before, read_pins
+from induscode.deck.mcp.store import LedgerStore
+from induscode.deck.mcp.store.events import Row
+from induscode.deck.mcp.store.pins import StorePins, find_started_before, read_pins
+from induscode.launch.invocation import Invocation
 from induscode.launch.options import flags, read_invocation
+from induscode.servers.config.rows import ServerRow
 from induscode.servers.labels import LABELS, propose_labels
 from induscode.servers.plan import (
     STATE_REMEDIES,
+    ServerPlan,
     build_reference_facts,
     find_row,
     format_url,
@@ -49,19 +61,6 @@ from induscode.servers.plan import (
     name_transport,
 )
 from induscode.servers.remedies import advise, format_server_command
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.leftovers import Receipt
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteTool, ServerConfig
-    from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
-    from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.mcp.store.events import Row
-    from induscode.deck.mcp.store.pins import StorePins
-    from induscode.launch.invocation import Invocation
-    from induscode.servers.config.rows import ServerRow
-    from induscode.servers.plan import ServerPlan
 
 _UNWELL = 1
 _MAX_STDERR_LINES = 10

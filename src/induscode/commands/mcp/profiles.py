@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.capabilities.sandbox.behaviour import RefusedUse
 from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.text import escape_unseen, format_count
-from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from induscode.cli.output import write_json
 from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status
+from induscode.servers.config.rows import ServerRow
 from induscode.servers.learning import learn_behaviour
 from induscode.servers.remedies import format_server_command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.capabilities.sandbox.behaviour import RefusedUse
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.servers.config.rows import ServerRow
 
 _UNWELL = 1
 

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.sandbox.policy import PROTECTED
@@ -24,6 +24,7 @@ from induscode.deck.stores.tree import (
     LARGEST_FILE,
     FileImage,
     LeftOut,
+    Signature,
     TreeEntry,
     TreeScan,
     build_entry,
@@ -31,9 +32,6 @@ from induscode.deck.stores.tree import (
     scan_folder,
     store_content,
 )
-
-if TYPE_CHECKING:
-    from induscode.deck.stores.tree import Signature
 
 SnapshotMethod: TypeAlias = Literal["git", "files", "none"]
 IGNORED_NOTE = "ignored files and git history are not restored"

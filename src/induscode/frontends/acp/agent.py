@@ -20,7 +20,9 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.adapters.calls import IMAGE_TYPES, Attachment
+from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport
 from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
@@ -30,13 +32,10 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 )
 from induscode.frontends.acp.session import EditorPrompt, EditorSession, invalid, to_rpc_error
 from induscode.frontends.acp.updates import list_sessions
+from induscode.launch.invocation import Invocation
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
-
-    from indusagi.core.cancel import CancelToken
-    from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport
-    from induscode.launch.invocation import Invocation
 
 
 PROTOCOL_VERSION = 1

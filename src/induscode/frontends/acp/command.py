@@ -9,17 +9,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import anyio
 import click
 
 from indusagi.core.cancel import ending_signals
 from induscode.launch.extras import require_agent
+from induscode.launch.invocation import Invocation
 from induscode.launch.options import flags, read_invocation
-
-if TYPE_CHECKING:
-    from induscode.launch.invocation import Invocation
 
 _FRAME_BYTES = 64 * 1024 * 1024
 """Longest line from an editor, including images."""

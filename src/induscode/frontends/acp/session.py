@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
+from indusagi.adapters.calls import Attachment
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import new_ulid
@@ -27,12 +27,15 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     ConnectionClosedError,
     InvalidResponseError,
+    JsonRpcConnection,
     RequestOptions,
     RpcError,
 )
 from induscode.boot.plans import ConfigPathError
 from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import escape_controls, escape_unprintable, print_status
+from induscode.conversations.contract import RunResult
+from induscode.conversations.conversation import Conversation
 from induscode.conversations.mentions import attach_resources
 from induscode.conversations.models import NoModelError
 from induscode.conversations.opening import open_conversation
@@ -42,15 +45,8 @@ from induscode.conversations.transcript import find_cwd
 from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel, build_text, replay_messages
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, parse_line
 from induscode.frontends.terminal.slash.session import load_commands
+from induscode.launch.invocation import Invocation
 from induscode.permissions.policy import ApprovalMode
-
-if TYPE_CHECKING:
-    from indusagi.adapters.calls import Attachment
-    from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
-    from induscode.conversations.contract import RunResult
-    from induscode.conversations.conversation import Conversation
-    from induscode.launch.invocation import Invocation
-
 
 AUTH_REQUIRED = -32000
 """https://agentclientprotocol.com/protocol/schema#errorcode"""

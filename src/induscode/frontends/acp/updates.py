@@ -7,6 +7,7 @@ call still open when its turn is cancelled is reported as failed.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -31,8 +32,6 @@ from induscode.conversations.transcript import Transcript, list_conversations, r
 from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
-    import asyncio
-
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
     from induscode.conversations.conversation import Conversation
 

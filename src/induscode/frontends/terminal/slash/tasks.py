@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.jobs import Job
 from indusagi.core.ids import is_ulid
 from indusagi.core.records import record
 from indusagi.core.text import format_count
@@ -17,9 +17,6 @@ from induscode.conversations.agents.sub_session import DelegatedTask, find_objec
 from induscode.conversations.transcript import Transcript, find_answer_text, list_by_age, summarise_log
 from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.jobs import Job
 
 _LINES = 40
 _MAX_SESSIONS = 20
