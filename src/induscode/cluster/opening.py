@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1
-_KEY_FILE = "cluster.key"
+_KEY_NAME = "cluster.key"
 """File name in the state directory."""
-_CREDENTIALS = "induscode.broker_credentials"
-"""Where a command of `indus cluster` stores the value of `--broker-credentials`."""
+_BROKERS, _CREDENTIALS, KEY_FILE = "induscode.brokers", "induscode.broker_credentials", "induscode.key_file"
+"""Where the context of a command has the values of its options."""
 _PASSWORD_SHOWN = (
     "the address of the brokers has a password, which other users of this machine can read in the process list: "
     f"use --broker-credentials FILE, the setting cluster.credentials_file or the variable {CREDENTIALS_VARIABLE}"
@@ -58,20 +58,24 @@ KEY_HELP = "The key of the cluster; by default the setting cluster.key_file, or 
 
 def broker_option(function: _F) -> _F:
     """Add `--cluster`, the brokers, and `--broker-credentials`, the file with the user and password for them."""
-
-    def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
-        context.meta[_CREDENTIALS] = value
-
-    credentials = click.option(
-        "--broker-credentials", metavar="FILE", help=CREDENTIALS_HELP, expose_value=False, callback=keep
-    )
+    credentials = _keep_option("--broker-credentials", _CREDENTIALS, "FILE", CREDENTIALS_HELP)
     text = "The NATS brokers; by default those of the setting cluster.brokers."
-    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(credentials(function))
+    return _keep_option("--cluster", _BROKERS, "URL,…", text)(credentials(function))
 
 
 def key_option(function: _F) -> _F:
     """Add `--cluster-key`, the file with the key of the cluster."""
-    return click.option("--cluster-key", "key_file", metavar="FILE", help=KEY_HELP)(function)
+    return _keep_option("--cluster-key", KEY_FILE, "FILE", KEY_HELP)(function)
+
+
+def _keep_option(flag: str, key: str, metavar: str, describe: str) -> Callable[[_F], _F]:
+    """Build an option whose value the context has, so that commands needn't pass it on."""
+
+    def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            context.meta[key] = value
+
+    return click.option(flag, metavar=metavar, help=describe, expose_value=False, callback=keep)
 
 
 def add_credentials(
@@ -90,9 +94,9 @@ def add_credentials(
     return replace(cluster, credentials=credentials)
 
 
-def read_settings(context: click.Context, brokers: str | None) -> ClusterSettings:
+def read_settings(context: click.Context, brokers: str | None = None) -> ClusterSettings:
     """Read the brokers and their credentials from flags, variables or settings."""
-    settings = read_invocation(context).settings
+    settings, brokers = read_invocation(context).settings, brokers or context.meta.get(_BROKERS)
     text = brokers or ",".join(settings.get(CLUSTER_BROKERS))
     if not text:
         raise click.UsageError("which brokers? Use --cluster URL, or the setting cluster.brokers", context)
@@ -103,19 +107,18 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
     return add_credentials(context, found, settings, context.meta.get(_CREDENTIALS))
 
 
-def read_observer_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:
+def read_observer_settings(context: click.Context) -> ClusterSettings:
     """Read the brokers, and the key if this machine has one. Without it, only the brokers can be shown."""
-    found, settings = read_settings(context, brokers), read_invocation(context).settings
-    if key_file is None and not os.path.exists(find_key_file(settings, None)):
-        return found
-    return replace(found, key=load_key(context, settings, key_file))
+    if KEY_FILE not in context.meta and not os.path.exists(find_key_file(read_invocation(context).settings)):
+        return read_settings(context)
+    return read_keyed_settings(context)
 
 
-def find_key_file(settings: Settings, key_file: str | None) -> str:
+def find_key_file(settings: Settings, key_file: str | None = None) -> str:
     """Return the path of the key file."""
     path = key_file or settings.get(CLUSTER_KEY_FILE)
     try:
-        return os.path.expanduser(path) if path else os.path.join(state_dir(), _KEY_FILE)
+        return os.path.expanduser(path) if path else os.path.join(state_dir(), _KEY_NAME)
     except OSError as exc:
         raise click.UsageError(str(exc)) from exc
 
@@ -132,10 +135,10 @@ def load_key(context: click.Context, settings: Settings, key_file: str | None) -
         raise click.UsageError(f"--cluster-key: {exc}", context) from exc
 
 
-def read_keyed_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:
+def read_keyed_settings(context: click.Context, brokers: str | None = None) -> ClusterSettings:
     """Read the brokers and the key."""
-    settings = read_settings(context, brokers)
-    return replace(settings, key=load_key(context, read_invocation(context).settings, key_file))
+    found, settings = read_settings(context, brokers), read_invocation(context).settings
+    return replace(found, key=load_key(context, settings, context.meta.get(KEY_FILE)))
 
 
 def describe_fault(fault: ClusterFault) -> str:

@@ -37,7 +37,7 @@ from induscode.cli.output import as_json, write_json
 from induscode.cli.signals import run_async, run_until_signal
 from induscode.cli.terminal import format_age, is_reader_gone, print_line, print_status, stdout_console
 from induscode.cluster.broker import Broker
-from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
+from induscode.cluster.opening import KEY_FILE, key_option, read_keyed_settings, run_with_broker
 
 _POLL_S = 0.2
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
@@ -94,7 +94,6 @@ def command(
     limit: int,
     export: str | None,
     brokers: str | None,
-    key_file: str | None,
     as_json: bool,
     **wanted: Any,
 ) -> int:
@@ -114,7 +113,7 @@ def command(
         since_ms=0 if wanted["since"] is None else parse_since(wanted["since"]),
     )
     if brokers is not None:
-        return _list_cluster_calls(context, brokers, key_file, chosen, limit, as_json=as_json)
+        return _list_cluster_calls(context, brokers, chosen, limit, as_json=as_json)
     if follow:
         return follow_calls(chosen, as_json=as_json)
     database = open_calls()
@@ -146,7 +145,7 @@ def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: boo
             raise click.UsageError(f"--{name} and NUMBER can't be used together")
     if params["brokers"] is not None:
         given = ["--cluster", *given]
-    elif params["key_file"]:
+    elif KEY_FILE in context.meta:
         raise click.UsageError("--cluster-key requires --cluster")
     if len(given) > 1:
         raise click.UsageError(f"{given[0]} and {given[1]} can't be used together")
@@ -199,9 +198,7 @@ def _format_cells(call: CallRecord) -> tuple[object, ...]:
     return call.id, time, call.via, call.caller or "-", call.shown_name, took, outcome, call.tokens
 
 
-def _list_cluster_calls(
-    context: click.Context, brokers: str, key_file: str | None, wanted: CallFilter, limit: int, *, as_json: bool
-) -> int:
+def _list_cluster_calls(context: click.Context, brokers: str, wanted: CallFilter, limit: int, *, as_json: bool) -> int:
     """List the last calls of all nodes, newest last."""
     from induscode.cluster.shared.state import read_calls  # noqa: PLC0415 — only with --cluster
 
@@ -223,7 +220,7 @@ def _list_cluster_calls(
             empty=_NO_MATCH,
         ).show(as_json=as_json)
 
-    return run_with_broker(read_keyed_settings(context, brokers or None, key_file), work)
+    return run_with_broker(read_keyed_settings(context, brokers), work)
 
 
 @run_async

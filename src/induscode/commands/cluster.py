@@ -23,6 +23,7 @@ from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.key import ClusterKey, create_key, read_key
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.opening import (
+    KEY_FILE,
     Prepared,
     broker_option,
     describe_fault,
@@ -75,8 +76,8 @@ def with_observed_brokers(command: Callable[..., Awaitable[int]]) -> Callable[..
     """Run an async command with the brokers as its first argument; the key is needed only to see the nodes."""
 
     @wraps(command)
-    def run(context: click.Context, *, brokers: str | None, key_file: str | None, **options: Any) -> int:
-        settings = read_observer_settings(context, brokers, key_file)
+    def run(context: click.Context, **options: Any) -> int:
+        settings = read_observer_settings(context)
         return run_with_broker(settings, lambda broker: command(broker, **options), checks_key=False)
 
     return cluster_options(run)
@@ -110,23 +111,14 @@ def with_observed_brokers(command: Callable[..., Awaitable[int]]) -> Callable[..
 @key_option
 @as_json
 @click.pass_context
-def init(
-    context: click.Context,
-    *,
-    brokers: str | None,
-    replicas: str,
-    lease_s: float,
-    ledger_mb: int | None,
-    key_file: str | None,
-    as_json: bool,
-) -> int:
+def init(context: click.Context, *, replicas: str, lease_s: float, ledger_mb: int | None, as_json: bool) -> int:
     """Prepare the brokers of a cluster, once, and create its key. Keeps existing state, but may enlarge the ledgers.
 
     The key seals messages between nodes and data stored at the brokers: copy its file to every node. The brokers need
     JetStream. By default they sync to disk every two minutes, so a power failure may lose the writes since: set
     `sync_interval: always` in their configuration.
     """
-    path = find_key_file(read_invocation(context).settings, key_file)
+    path = find_key_file(read_invocation(context).settings, context.meta.get(KEY_FILE))
 
     async def work(broker: Broker) -> int:
         key, is_new = await _find_key(broker, path)
@@ -147,7 +139,7 @@ def init(
             print_line(f"key of the cluster: {path}; every node that serves clients needs a copy of this file")
         return 0
 
-    return run_with_broker(read_settings(context, brokers), work)
+    return run_with_broker(read_settings(context), work)
 
 
 def _print_prepared(prepared: Prepared, *, lease_s: float, replicas: int, ledger_bytes: int | None) -> None:

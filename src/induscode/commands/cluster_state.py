@@ -23,6 +23,7 @@ from induscode.cluster.broker import Broker
 from induscode.cluster.contract import find_node_name
 from induscode.cluster.key import write_new_key
 from induscode.cluster.opening import (
+    KEY_FILE,
     broker_option,
     find_key_file,
     key_option,
@@ -50,7 +51,7 @@ _FAILED = 1
 
 @click.command("verify")
 @cluster_options
-def verify(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+def verify(context: click.Context, *, as_json: bool) -> int:
     """Verify the ledgers of all nodes: every row, every anchor, and this machine's ledger against the brokers' copy.
 
     Exit code 1 if anything is not as it was published.
@@ -73,7 +74,7 @@ def verify(context: click.Context, *, brokers: str | None, key_file: str | None,
             _print_report(report)
         return _FAILED if report.problems else 0
 
-    return run_with_broker(read_keyed_settings(context, brokers, key_file), work)
+    return run_with_broker(read_keyed_settings(context), work)
 
 
 def _print_report(report: ClusterReport) -> None:
@@ -111,23 +112,21 @@ def config() -> None:
     """Show and change the servers and rules that all nodes apply. Without a command: show."""
 
 
-def _change(
-    context: click.Context, brokers: str | None, key_file: str | None, work: Callable[[SharedTable], Awaitable[int]]
-) -> int:
+def _change(context: click.Context, work: Callable[[SharedTable], Awaitable[int]]) -> int:
     """Run `work` with the shared table."""
 
     async def run(broker: Broker) -> int:
         return await work(await open_table(broker, print_status))
 
-    return run_with_broker(read_keyed_settings(context, brokers, key_file), run)
+    return run_with_broker(read_keyed_settings(context), run)
 
 
 def with_table(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
     """Run an async command with the shared table as its first argument."""
 
     @wraps(command)
-    def run(context: click.Context, *, brokers: str | None, key_file: str | None, **options: Any) -> int:
-        return _change(context, brokers, key_file, lambda table: command(table, **options))
+    def run(context: click.Context, **options: Any) -> int:
+        return _change(context, lambda table: command(table, **options))
 
     return broker_option(key_option(click.pass_context(run)))
 
@@ -171,9 +170,7 @@ def _describe(row: JsonValue) -> str:
 @broker_option
 @key_option
 @click.pass_context
-def push(
-    context: click.Context, *, file: str, yes: bool, digests: tuple[str, ...], brokers: str | None, key_file: str | None
-) -> int:
+def push(context: click.Context, *, file: str, yes: bool, digests: tuple[str, ...]) -> int:
     """Put the servers of FILE ({"mcpServers": {…}}) into the cluster: every node that serves clients gets them at once.
 
     This is consent for all nodes, so it shows each server first. The key of the cluster seals values of variables;
@@ -191,7 +188,7 @@ def push(
         print_line(f"in the cluster: {', '.join(rows)}")
         return 0
 
-    return _change(context, brokers, key_file, work)
+    return _change(context, work)
 
 
 def _read_rows(file: str) -> tuple[Mapping[str, JsonObject], Consent]:
@@ -237,9 +234,7 @@ async def remove(table: SharedTable, *, names: tuple[str, ...]) -> int:
 @broker_option
 @key_option
 @click.pass_context
-def rules(
-    context: click.Context, *, file: str | None, is_removed: bool, brokers: str | None, key_file: str | None
-) -> int:
+def rules(context: click.Context, *, file: str | None, is_removed: bool) -> int:
     """Put the rules of FILE ({"deny": […], "ask": […]}) into the cluster: calls at every node have to pass them.
 
     They can only restrict: a file with `allow` is rejected, and so is a call that needs approval: no user is there.
@@ -257,7 +252,7 @@ def rules(
         print_line("the cluster has no rules any more" if document is None else f"the cluster has the rules of {file}")
         return 0
 
-    return _change(context, brokers, key_file, work)
+    return _change(context, work)
 
 
 def _read_rules(file: str) -> JsonValue:
@@ -277,14 +272,14 @@ def _read_rules(file: str) -> JsonValue:
 
 @click.command("rotate-key")
 @cluster_options
-def rotate(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+def rotate(context: click.Context, *, as_json: bool) -> int:
     """Replace the key of the cluster, after it has leaked or from time to time. All nodes have to be stopped.
 
     Reseals shared servers, rules and approved definitions. Ledgers and call records stay as they are: the new key file
     opens them up to their current end. Machines with the old file are locked out until they get the new one. If a
     rotation is interrupted, the next one finishes it.
     """
-    settings = read_invocation(context).settings
+    settings, key_file = read_invocation(context).settings, context.meta.get(KEY_FILE)
     path, old = find_key_file(settings, key_file), load_key(context, settings, key_file)
 
     async def work(broker: Broker) -> int:
@@ -301,7 +296,7 @@ def rotate(context: click.Context, *, brokers: str | None, key_file: str | None,
         print_line(f"copy {path} to every node that serves clients, then start them")
         return 0
 
-    return run_with_broker(read_settings(context, brokers), work)
+    return run_with_broker(read_settings(context), work)
 
 
 @click.command("offer-key")
@@ -311,15 +306,7 @@ def rotate(context: click.Context, *, brokers: str | None, key_file: str | None,
 @broker_option
 @key_option
 @click.pass_context
-def offer_key(
-    context: click.Context,
-    *,
-    node: str,
-    out_file: str | None,
-    is_revoked: bool,
-    brokers: str | None,
-    key_file: str | None,
-) -> int:
+def offer_key(context: click.Context, *, node: str, out_file: str | None, is_revoked: bool) -> int:
     """Issue a key to NODE, a machine that only offers its servers (indus serve --offer-only).
 
     Its holder can offer servers under this name, but can neither read nor forge messages of other nodes. A second key
@@ -334,7 +321,7 @@ def offer_key(
     path = out_file or f"{node}.key"
     if not is_revoked and os.path.lexists(path):
         raise click.UsageError(f"{path} is there already: name another file with --out")
-    settings = read_keyed_settings(context, brokers, key_file)
+    settings = read_keyed_settings(context)
 
     async def work(broker: Broker) -> int:
         key = settings.key
