@@ -80,10 +80,11 @@ async def open_content(
             await bridge.aclose()
 
 
-def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: bool, no_check: bool) -> int:
-    """Print the items of these kinds, from all servers or the one in the `server` parameter."""
+def print_items(
+    context: click.Context, server: str | None, kinds: Sequence[ItemKind], *, as_json: bool, no_check: bool
+) -> int:
+    """Print the items of these kinds, from one server or all of them."""
     plan = load_plan(read_invocation(context))
-    server = context.params.get("server")
     if server is not None:
         if server not in {row.id for row in plan.rows}:
             raise build_unknown_name(f"there is no server {server!r}", server, [row.id for row in plan.rows], context)

@@ -24,7 +24,7 @@ from induscode.cli.output import (
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.groups import CommandGroup, LazyCommand
-from induscode.launch.options import flags, read_cwd
+from induscode.launch.options import define_command, read_cwd
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
@@ -58,11 +58,9 @@ def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
     return {"name": source.name, "source": source.source, "state": "installed", "entry": source.entry.value}
 
 
-@flags("--cwd")
-@click.command("list")
+@define_command("list", "--cwd")
 @as_json
-@click.pass_context
-def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
+def list_(context: click.Context, *, as_json: bool) -> int:
     """List the addons in the order in which they see calls, without loading them."""
     found = discover_addons(read_cwd(context))
     rows = [_describe(source) for source in (*found.installed, *found.project)]
@@ -77,16 +75,12 @@ def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
     ).show(as_json=as_json)
 
 
-@flags("--cwd")
-@click.command("trust")
+@define_command("trust", "--cwd")
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @click.option("--yes", is_flag=True, help="Consent to the named addons without a question.")
 @digest_option
 @as_json
-@click.pass_context
-def trust(
-    context: click.Context, names: tuple[str, ...], *, yes: bool, digests: tuple[str, ...], as_json: bool, **_: object
-) -> int:
+def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests: tuple[str, ...], as_json: bool) -> int:
     """Consent to addons of the project: those named, or all without consent.
 
     Shows the code first. Exit code 1 if you decline one.
@@ -143,12 +137,10 @@ def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], qui
     return True
 
 
-@flags("--cwd")
-@click.command("untrust")
+@define_command("untrust", "--cwd")
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @as_json
-@click.pass_context
-def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool, **_: object) -> int:
+def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool) -> int:
     """Revoke the consent to the named addons, or to all of the project."""
     cwd = read_cwd(context)
     found = discover_addons(cwd)
@@ -169,11 +161,9 @@ def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool, **
     return 0
 
 
-@flags("--cwd")
-@click.command("doctor")
+@define_command("doctor", "--cwd")
 @as_json
-@click.pass_context
-def doctor(context: click.Context, *, as_json: bool, **_: object) -> int:
+def doctor(context: click.Context, *, as_json: bool) -> int:
     """Load every addon with consent, and report its cards, its hooks and its faults.
 
     Exit code 1 if one of them cannot be loaded.

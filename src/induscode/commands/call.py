@@ -45,7 +45,7 @@ from induscode.deck.contract import Capability, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 from induscode.launch.settings import CODE_ENABLED
 from induscode.permissions import build_call_checks
 from induscode.servers.plan import ServerPlan
@@ -66,8 +66,7 @@ _MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
 _PROGRESS_INTERVAL_S = 0.2
 
 
-@flags("--tools", "--mcp", "--no-mcp", "--no-addons", "--web-allow", "--cwd")
-@click.command("call")
+@define_command("call", "--tools", "--mcp", "--no-mcp", "--no-addons", "--web-allow", "--cwd")
 @click.argument("tool", shell_complete=complete_tool)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option(
@@ -81,7 +80,6 @@ _PROGRESS_INTERVAL_S = 0.2
 @click.option("--stdio", "line", metavar="COMMAND", help="Call a tool of the server that COMMAND starts.")
 @click.option("--url", metavar="URL", help="Call a tool of the server at URL.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="With --url.")
-@click.pass_context
 def command(
     context: click.Context,
     tool: str,

@@ -43,7 +43,7 @@ from induscode.connectors.auth import (
 )
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.store import ConnectorRow, ConnectorStore, check_name
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 
 if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
@@ -81,10 +81,9 @@ def complete_connector(_context: click.Context, _parameter: click.Parameter, inc
     return [CompletionItem(name, help=row.base_url) for name, row in rows.items() if name.startswith(incomplete)]
 
 
-@flags("--cwd")
-@click.command("list")
+@define_command("list", "--cwd")
 @as_json
-def list_rows(*, as_json: bool, **_: object) -> int:
+def list_rows(_: click.Context, *, as_json: bool) -> int:
     """List the connectors with their base URL, credentials or sign-in, and number of operations."""
     store = ConnectorStore()
     rows = _read_rows(store)
@@ -103,8 +102,7 @@ def list_rows(*, as_json: bool, **_: object) -> int:
     return run_until_signal(work)
 
 
-@flags("--web-allow", "--cwd")
-@click.command("add")
+@define_command("add", "--web-allow", "--cwd")
 @click.argument("name")
 @click.argument("spec", metavar="SPEC")
 @click.option("--base-url", metavar="URL", help="Where requests go, instead of the first server of the document.")
@@ -121,7 +119,6 @@ def list_rows(*, as_json: bool, **_: object) -> int:
     "--scopes", metavar="SCOPES", default="", help="Scopes of the first sign-in; by default those for reading."
 )
 @as_json
-@click.pass_context
 def add(
     context: click.Context,
     name: str,
@@ -135,7 +132,6 @@ def add(
     grant: ConnectorGrant | None,
     scopes: str,
     as_json: bool,
-    **_: object,
 ) -> int:
     """Add the connector NAME from SPEC: the file or URL of an OpenAPI document, 3.0 or 3.1, in JSON or YAML.
 
@@ -214,12 +210,10 @@ def _report_added(reading: SourceReading, problem: str | None, *, as_json: bool)
             print_line(f"  sign in: indus connectors login {row.name}")
 
 
-@flags("--cwd")
-@click.command("remove")
+@define_command("remove", "--cwd")
 @click.argument("name", shell_complete=complete_connector)
 @as_json
-@click.pass_context
-def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
+def remove(context: click.Context, name: str, *, as_json: bool) -> int:
     """Remove a connector, its approved document and its sign-in."""
     store = ConnectorStore()
     row = _get_row(store, name)
@@ -233,12 +227,10 @@ def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> 
     return 0
 
 
-@flags("--web-allow", "--cwd")
-@click.command("doctor")
+@define_command("doctor", "--web-allow", "--cwd")
 @click.argument("name", required=False, shell_complete=complete_connector)
 @as_json
-@click.pass_context
-def doctor(context: click.Context, name: str | None, *, as_json: bool, **_: object) -> int:
+def doctor(context: click.Context, name: str | None, *, as_json: bool) -> int:
     """Examine connectors: document, base URL, variables and sign-in. Sends no request to a service.
 
     Exit code 1 if one of them has a problem.
@@ -287,16 +279,12 @@ async def _examine(store: ConnectorStore, row: ConnectorRow, web: WebSettings) -
     return {**_to_json(row), "changed": change is not None, "signIn": facts, "problems": problems}
 
 
-@flags("--web-allow", "--cwd")
-@click.command("approve")
+@define_command("approve", "--web-allow", "--cwd")
 @click.argument("name", shell_complete=complete_connector)
 @click.option("--yes", is_flag=True, help="Approve without asking.")
 @digest_option
 @as_json
-@click.pass_context
-def approve(
-    context: click.Context, name: str, *, yes: bool, digests: tuple[str, ...], as_json: bool, **_: object
-) -> int:
+def approve(context: click.Context, name: str, *, yes: bool, digests: tuple[str, ...], as_json: bool) -> int:
     """Show how the document of a connector has changed, and approve it as it is now."""
     store = ConnectorStore()
     row = _get_row(store, name)
@@ -337,12 +325,10 @@ def approve(
 # -- signing in ---------------------------------------------------------------------------------
 
 
-@flags("--cwd")
-@click.command("login")
+@define_command("login", "--cwd")
 @click.argument("name", shell_complete=complete_connector)
 @sign_in_options
-@click.pass_context
-def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
+def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None) -> int:
     """Sign in to the service of the connector NAME, in a browser on this machine unless --device or --paste is given.
 
     indus stores the sign-in and refreshes it automatically; see it with `indus connectors list`.
@@ -361,11 +347,9 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
     return _run(context, work)
 
 
-@flags("--cwd")
-@click.command("logout")
+@define_command("logout", "--cwd")
 @click.argument("name", shell_complete=complete_connector)
-@click.pass_context
-def logout(context: click.Context, name: str, **_: object) -> int:
+def logout(context: click.Context, name: str) -> int:
     """Sign out of the service of the connector NAME: its tokens are revoked at the issuer, and deleted here."""
     store = ConnectorStore()
     row = _get_row(store, name)

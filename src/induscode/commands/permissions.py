@@ -20,7 +20,7 @@ from induscode.commands.groups import CommandGroup, LazyCommand, complete_tool
 from induscode.deck.catalog import has_capability
 from induscode.deck.contract import Capability, is_foreign
 from induscode.deck.mcp.store.events import filter_texts
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 from induscode.permissions import build_gateway_checks, load_permissions
 from induscode.permissions.check import preview_card
 from induscode.permissions.rules import Effect
@@ -41,15 +41,13 @@ def command() -> None:
     """Say which rule decides about a call."""
 
 
-@flags("--allow", "--approval", "--tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
-@click.command("test")
+@define_command("test", "--allow", "--approval", "--tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
 @click.argument("tool", shell_complete=complete_tool)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--arguments", "document", metavar="OBJECT|@FILE|-", help="All arguments as one JSON object.")
 @click.option("--gateway", is_flag=True, help="Decide as indus serve does, which asks nobody.")
 @click.option("--as", "principal", metavar="PRINCIPAL", default="", help="Decide for this user of a gateway.")
 @as_json
-@click.pass_context
 def test(
     context: click.Context,
     tool: str,
@@ -59,7 +57,6 @@ def test(
     gateway: bool,
     principal: str,
     as_json: bool,
-    **_: object,
 ) -> int:
     """Say whether TOOL would run with these arguments, and which rule decides. Nothing runs.
 

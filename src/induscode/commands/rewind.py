@@ -18,7 +18,7 @@ from induscode.cli.terminal import escape_unprintable, print_line, print_status
 from induscode.conversations.rewind import find_workspace, list_rewind_points, preview_rewind, rewind
 from induscode.conversations.transcript import ConversationError, open_transcript
 from induscode.deck.stores import FileCheckpoints
-from induscode.launch.options import flags, read_cwd
+from induscode.launch.options import define_command, read_cwd
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
@@ -31,8 +31,7 @@ _LEFT = 1
 _DONE = {"write": "restored", "delete": "removed"}
 
 
-@flags("--cwd")
-@click.command("rewind")
+@define_command("rewind", "--cwd")
 @click.option("--conversation", metavar="ID", help="This conversation instead of the last one here.")
 @click.option("--to", "number", type=int, metavar="N", help="The point to return to, by its number in the list.")
 @click.option("--files", "scope", flag_value="files", help="Only the files.")
@@ -42,7 +41,6 @@ _DONE = {"write": "restored", "delete": "removed"}
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--insist", multiple=True, metavar="PATH", help="Restore a file that another program has changed, too.")
 @as_json
-@click.pass_context
 def command(
     context: click.Context,
     *,
@@ -53,7 +51,6 @@ def command(
     yes: bool,
     insist: tuple[str, ...],
     as_json: bool,
-    **_: object,
 ) -> int:
     """Return to the state before a prompt. Without --to: list the points.
 

@@ -16,7 +16,7 @@ from induscode.gateway.options import (
     ServeOptions,
     read_serve_options,
 )
-from induscode.launch.options import ProfileChoice, add_flags, flags, read_invocation
+from induscode.launch.options import ProfileChoice, add_flags, define_command, flags, read_invocation
 
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
@@ -48,16 +48,14 @@ def command(context: click.Context, **_: object) -> int:
 # -- indus ui ---------------------------------------------------------------------------------------
 
 
-@flags("--mcp", "--no-mcp", "--tools", "--no-tools", "--no-addons", "--allow", "--cwd")
-@click.command("ui")
+@define_command("ui", "--mcp", "--no-mcp", "--tools", "--no-tools", "--no-addons", "--allow", "--cwd")
 @click.option("--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="The port; a free one by default.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--read-only", is_flag=True, help="For looking: nothing can be called, started or approved.")
 @click.option(
     "--profile", type=ProfileChoice(), default="read-only", show_default=True, help="The native tools that are shown."
 )
-@click.pass_context
-def ui(context: click.Context, *, port: int, no_browser: bool, read_only: bool, profile: str, **_: object) -> int:
+def ui(context: click.Context, *, port: int, no_browser: bool, read_only: bool, profile: str) -> int:
     """Show servers, tools, changed definitions, calls and the ledger on a page in the browser, until Ctrl-C.
 
     The page is served on 127.0.0.1 and opens with the address that is printed. MCP clients can use the same address

@@ -14,7 +14,7 @@ from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import hide_password
 from induscode.commands.groups import CommandGroup, LazyCommand
-from induscode.launch.options import flags, read_cwd
+from induscode.launch.options import define_command, read_cwd
 from induscode.launch.settings import (
     CLUSTER_BROKERS,
     SERVE_VIEWS,
@@ -45,11 +45,9 @@ def command() -> None:
     """Show, find and check the settings."""
 
 
-@flags("--cwd")
-@click.command("show")
+@define_command("show", "--cwd")
 @as_json
-@click.pass_context
-def show(context: click.Context, *, as_json: bool, **_: object) -> int:
+def show(context: click.Context, *, as_json: bool) -> int:
     """Show every setting with its value and origin."""
     try:
         settings = load_settings(read_cwd(context), os.environ)
@@ -112,20 +110,16 @@ def _format_value(value: JsonValue) -> str:
     return "-" if value is None else str(value)
 
 
-@flags("--cwd")
-@click.command("path")
+@define_command("path", "--cwd")
 @click.option("--project", is_flag=True, help="The project's file instead.")
-@click.pass_context
-def path(context: click.Context, *, project: bool, **_: object) -> int:
+def path(context: click.Context, *, project: bool) -> int:
     """Print the path of the user's file, existing or not."""
     print_line(project_settings_path(read_cwd(context)) if project else user_settings_path(os.environ))
     return 0
 
 
-@flags("--cwd")
-@click.command("check")
-@click.pass_context
-def check(context: click.Context, **_: object) -> int:
+@define_command("check", "--cwd")
+def check(context: click.Context) -> int:
     """Check the files of the user and the project; exit code 1 if there is a problem."""
     try:
         settings = load_settings(read_cwd(context), os.environ)

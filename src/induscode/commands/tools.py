@@ -21,7 +21,7 @@ from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status, print_text, stdout_console
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool, no_check, output_option
 from induscode.deck.catalog import has_capability
-from induscode.launch.options import flags, name_profile, read_invocation
+from induscode.launch.options import define_command, name_profile, read_invocation
 from induscode.search.background import INSTALL_NUMPY, has_numpy
 from induscode.search.items import SearchKind
 from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
@@ -32,7 +32,7 @@ _MAX_ABOUT = 160
 _MAX_SIGNATURE = 400
 _KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
 
-_deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
+_DECK = ("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
 
 
 @click.command(
@@ -53,12 +53,10 @@ def _list_tools(context: click.Context, *, no_check: bool, name: str | None = No
     return run_for_result(lambda _: list_tools(invocation, check=not no_check, name=name))
 
 
-@_deck
-@click.command("list")
+@define_command("list", *_DECK)
 @as_json
 @no_check
-@click.pass_context
-def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+def list_(context: click.Context, *, as_json: bool, no_check: bool) -> int:
     """List the tools with their cost, and the cost of each server.
 
     The cost is the definition that a model gets, in tokens of four bytes.
@@ -118,13 +116,11 @@ def _build_costs(listing: ToolListing) -> list[JsonObject]:
     return list(costs.values())
 
 
-@_deck
-@click.command("show")
+@define_command("show", *_DECK)
 @click.argument("name", shell_complete=complete_tool)
 @as_json
 @no_check
-@click.pass_context
-def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **_: object) -> int:
+def show(context: click.Context, name: str, *, as_json: bool, no_check: bool) -> int:
     """Show the definition of the tool NAME as a model gets it."""
     listing = _list_tools(context, no_check=no_check, name=name)
     wanted = canon_tool_name(name)
@@ -159,15 +155,13 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     return 0
 
 
-@_deck
-@click.command("search")
+@define_command("search", *_DECK)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Only this kind; repeatable.")
 @click.option("--server", shell_complete=complete_server, help="Only what this server offers.")
 @click.option("--limit", type=click.IntRange(1), default=5, show_default=True, help="The most that are shown.")
 @as_json
 @no_check
-@click.pass_context
 def search(
     context: click.Context,
     words: tuple[str, ...],
@@ -177,7 +171,6 @@ def search(
     *,
     as_json: bool,
     no_check: bool,
-    **_: object,
 ) -> int:
     """Find tools, prompts and resources by WORDS: what they do, or their name.
 
@@ -310,7 +303,7 @@ def fetch_model(*, yes: bool, as_json: bool) -> int:
 
 
 _server = click.argument("server", required=False, shell_complete=complete_server)
-_servers = flags("--mcp", "--cwd")
+_SERVERS = ("--mcp", "--cwd")
 
 
 @click.command(
@@ -339,52 +332,44 @@ def prompts() -> None:
     """List the prompts of servers, and get their messages."""
 
 
-@_servers
-@click.command("list")
+@define_command("list", *_SERVERS)
 @_server
 @as_json
 @no_check
-@click.pass_context
-def list_resources(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+def list_resources(context: click.Context, server: str | None, *, as_json: bool, no_check: bool) -> int:
     """List the resources and templates of SERVER, or of all servers, as `@server:uri`."""
     from induscode.boot.content import print_items  # noqa: PLC0415 — imports the bridge
 
-    return print_items(context, ("resource", "template"), as_json=as_json, no_check=no_check)
+    return print_items(context, server, ("resource", "template"), as_json=as_json, no_check=no_check)
 
 
-@_servers
-@click.command("list")
+@define_command("list", *_SERVERS)
 @_server
 @as_json
 @no_check
-@click.pass_context
-def list_prompts(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+def list_prompts(context: click.Context, server: str | None, *, as_json: bool, no_check: bool) -> int:
     """List the prompts of SERVER, or of all servers, as `/server:prompt`."""
     from induscode.boot.content import print_items  # noqa: PLC0415 — imports the bridge
 
-    return print_items(context, ("prompt",), as_json=as_json, no_check=no_check)
+    return print_items(context, server, ("prompt",), as_json=as_json, no_check=no_check)
 
 
-@_servers
-@click.command("read")
+@define_command("read", *_SERVERS)
 @click.argument("resource", metavar="@SERVER:URI")
 @output_option
 @click.option("--save", metavar="DIR", help="Write images and other data to new files in DIR.")
-@click.pass_context
-def read_resource(context: click.Context, resource: str, *, output: str, save: str | None, **_: object) -> int:
+def read_resource(context: click.Context, resource: str, *, output: str, save: str | None) -> int:
     """Read a resource: the same as `indus call @SERVER:URI`."""
     from induscode.commands.call import call_content  # noqa: PLC0415 — imports the bridge
 
     return call_content(context, resource if resource.startswith("@") else f"@{resource}", (), {}, output, save)
 
 
-@_servers
-@click.command("get")
+@define_command("get", *_SERVERS)
 @click.argument("prompt", metavar="/SERVER:PROMPT")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
 @output_option
-@click.pass_context
-def get_prompt(context: click.Context, prompt: str, arguments: tuple[str, ...], *, output: str, **_: object) -> int:
+def get_prompt(context: click.Context, prompt: str, arguments: tuple[str, ...], *, output: str) -> int:
     """Get the messages of a prompt: the same as `indus call /SERVER:PROMPT KEY=VALUE`."""
     from induscode.commands.call import call_content  # noqa: PLC0415 — imports the bridge
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -85,6 +86,21 @@ def add_flags(specs: Sequence[FlagSpec]) -> Callable[[click.Command], click.Comm
 def flags(*names: str) -> Callable[[click.Command], click.Command]:
     """Add flags of a session to a command. They also work before its name."""
     return add_flags([spec for spec in flag_specs() if spec.name in names])
+
+
+def define_command(name: str, *flags: str, **facts: Any) -> Callable[[Callable[..., object]], click.Command]:
+    """Make a command of a function that gets the context, and takes these flags of a session from `read_invocation`."""
+    specs = [spec for spec in flag_specs() if spec.name in flags]
+    keys = {spec.key for spec in specs}
+
+    def define(function: Callable[..., object]) -> click.Command:
+        @wraps(function)
+        def run(context: click.Context, **values: object) -> object:
+            return function(context, **{key: value for key, value in values.items() if key not in keys})
+
+        return add_flags(specs)(click.command(name, **facts)(click.pass_context(run)))
+
+    return define
 
 
 def refuse_combinations(context: click.Context, specs: Sequence[FlagSpec]) -> None:

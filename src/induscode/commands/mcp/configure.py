@@ -36,7 +36,7 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.launch.flags import split_list
 from induscode.launch.invocation import Invocation
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.config import discover_mcp_config
 from induscode.servers.config.rows import Scope, ServerRow
@@ -83,8 +83,7 @@ sandbox_option = click.option(
 )
 
 
-@flags("--cwd")
-@click.command("add", cls=AddCommand)
+@define_command("add", "--cwd", cls=AddCommand)
 @click.argument("name")
 @click.argument("target", nargs=-1, metavar="(URL | -- COMMAND [ARGUMENT]…)")
 @scope_option
@@ -103,7 +102,6 @@ sandbox_option = click.option(
 @allow_tag
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
-@click.pass_context
 def add(
     context: click.Context,
     name: str,
@@ -209,16 +207,14 @@ def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:
     return tuple(resolved)
 
 
-@flags("--cwd")
-@click.command("add-json")
+@define_command("add-json", "--cwd")
 @click.argument("name")
 @click.argument("document", metavar="JSON|-")
 @scope_option
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
-@click.pass_context
 def add_json(
-    context: click.Context, name: str, document: str, *, scope: str | None, replace: bool, no_check: bool, **_: object
+    context: click.Context, name: str, document: str, *, scope: str | None, replace: bool, no_check: bool
 ) -> int:
     """Add the server NAME as a JSON object describes it; - reads it from standard input."""
     text = document
@@ -303,12 +299,10 @@ def give_consent(row: ServerRow) -> None:
 # -- remove, enable, disable ------------------------------------------------------------------
 
 
-@flags("--cwd")
-@click.command("remove")
+@define_command("remove", "--cwd")
 @click.argument("name", shell_complete=complete_server)
 @scope_option
-@click.pass_context
-def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
+def remove(context: click.Context, name: str, *, scope: str | None) -> int:
     """Remove the server NAME from our file, and your consent to it. A later server of that name starts fresh."""
     path, whose = find_own_file(read_invocation(context).cwd, name, scope)
     with edit_own_config(path, private=whose == "user") as config:
@@ -339,22 +333,18 @@ def _forget_row(path: str, name: str) -> int:
     return run_until_signal(record)
 
 
-@flags("--cwd")
-@click.command("enable")
+@define_command("enable", "--cwd")
 @click.argument("name", shell_complete=complete_server)
 @scope_option
-@click.pass_context
-def enable(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
+def enable(context: click.Context, name: str, *, scope: str | None) -> int:
     """Switch the server NAME on."""
     return _switch_server(context, name, scope, on=True)
 
 
-@flags("--cwd")
-@click.command("disable")
+@define_command("disable", "--cwd")
 @click.argument("name", shell_complete=complete_server)
 @scope_option
-@click.pass_context
-def disable(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
+def disable(context: click.Context, name: str, *, scope: str | None) -> int:
     """Switch the server NAME off; its row stays in the file."""
     return _switch_server(context, name, scope, on=False)
 
@@ -367,13 +357,11 @@ def _switch_server(context: click.Context, name: str, scope: str | None, *, on: 
 # -- servers of a registry --------------------------------------------------------------------------
 
 
-@flags("--cwd")
-@click.command("search")
+@define_command("search", "--cwd")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, metavar="N", help="At most N.")
 @as_json
-@click.pass_context
-def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_json: bool, **_: object) -> int:
+def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_json: bool) -> int:
     """Find servers in the registry that have one of WORDS in their names, and all of them in names or descriptions.
 
     Registries only search names: a word that isn't in any name finds nothing by itself.
@@ -396,8 +384,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
     ).show(as_json=as_json)
 
 
-@flags("--cwd")
-@click.command("install")
+@define_command("install", "--cwd")
 @click.argument("name")
 @click.option("--version", default="latest", show_default=True, metavar="VERSION", help="The version of the server.")
 @click.option("--kind", type=click.Choice(("npm", "pypi", "oci", "remote")), help="Which of its packages.")
@@ -410,7 +397,6 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @scope_option
 @no_check
-@click.pass_context
 def install(
     context: click.Context,
     name: str,
@@ -426,7 +412,6 @@ def install(
     replace: bool,
     scope: str | None,
     no_check: bool,
-    **_: object,
 ) -> int:
     """Add the server NAME of the registry, such as io.github.owner/server, after a question.
 

@@ -48,7 +48,7 @@ from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Row
 from induscode.deck.mcp.store.pins import StorePins, find_started_before, read_pins
 from induscode.launch.invocation import Invocation
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 from induscode.servers.config.rows import ServerRow
 from induscode.servers.labels import LABELS, propose_labels
 from induscode.servers.plan import (
@@ -109,8 +109,7 @@ class _Findings:
         return {**named, **self.references}
 
 
-@flags("--mcp", "--cwd")
-@click.command("doctor")
+@define_command("doctor", "--mcp", "--cwd")
 @click.argument("name", required=False, shell_complete=complete_server)
 @as_json
 @click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
@@ -120,10 +119,7 @@ class _Findings:
     is_flag=True,
     help="Start NAME in each sandbox profile, and propose the smallest that works.",
 )
-@click.pass_context
-def doctor(
-    context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, in_profiles: bool, **_: object
-) -> int:
+def doctor(context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, in_profiles: bool) -> int:
     """Examine the server NAME, or all servers, and say what to do. Exit code 1 if there is a problem.
 
     Starts each trusted server once, by itself, and leaves the ledger alone. Also lists jobs that a crashed run of indus
@@ -332,16 +328,14 @@ def _print_report(
 # -- logs -------------------------------------------------------------------------------------
 
 
-@flags("--mcp", "--cwd")
-@click.command("logs")
+@define_command("logs", "--mcp", "--cwd")
 @click.argument("name", shell_complete=complete_server)
 @as_json
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="The last N entries."
 )
-@click.pass_context
 @run_async
-async def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
+async def logs(context: click.Context, name: str, *, as_json: bool, limit: int) -> int:
     """Show the faults of the server NAME, with its last lines on standard error.
 
     They come from the ledger, which redacts known secrets.

@@ -25,7 +25,7 @@ from induscode.cli.output import as_json, ask_consent, can_ask_user, print_notes
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.mcp.configure import give_consent
 from induscode.deck.mcp.drift import same_json
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 from induscode.servers.clients import DEFAULT_ADDRESS, PROGRAMS, config_places, is_own_row
 from induscode.servers.config.dialects import detect_dialect, find_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
@@ -210,8 +210,7 @@ class _Candidate:
         }
 
 
-@flags("--cwd")
-@click.command("import")
+@define_command("import", "--cwd")
 @click.option(
     "--from",
     "sources",
@@ -223,16 +222,8 @@ class _Candidate:
 @click.option("--yes", is_flag=True, help="Copy servers of the project without a question.")
 @scope_option
 @as_json
-@click.pass_context
 def command(
-    context: click.Context,
-    sources: tuple[str, ...],
-    *,
-    dry_run: bool,
-    yes: bool,
-    scope: str | None,
-    as_json: bool,
-    **_: object,
+    context: click.Context, sources: tuple[str, ...], *, dry_run: bool, yes: bool, scope: str | None, as_json: bool
 ) -> int:
     """Copy servers from the configuration of other programs into our own file."""
     cwd = read_invocation(context).cwd

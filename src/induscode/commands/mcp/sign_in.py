@@ -15,7 +15,7 @@ from induscode.cli.output import as_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
 from induscode.commands.groups import complete_server, open_prompt, print_signed_in, print_signed_out, sign_in_options
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 from induscode.servers.plan import STATE_REMEDIES, find_row
 from induscode.servers.sign_in import SignInFacts, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
 
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 _FAILED = 1
 
 
-@flags("--mcp", "--cwd")
-@click.command("login")
+@define_command("login", "--mcp", "--cwd")
 @click.argument("name", shell_complete=complete_server)
 @sign_in_options
-@click.pass_context
-def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
+def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None) -> int:
     """Sign in to the server NAME, in a browser on this machine unless --device or --paste is given.
 
     indus stores the sign-in and refreshes it automatically; see it with `indus mcp auth`.
@@ -65,11 +63,9 @@ def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "brows
     return _FAILED
 
 
-@flags("--mcp", "--cwd")
-@click.command("logout")
+@define_command("logout", "--mcp", "--cwd")
 @click.argument("name", shell_complete=complete_server)
-@click.pass_context
-def logout(context: click.Context, name: str, **_: object) -> int:
+def logout(context: click.Context, name: str) -> int:
     """Sign out of the server NAME: its tokens are revoked at the issuer, and deleted here.
 
     NAME may be the URL of a server that is not configured any more.
@@ -89,11 +85,9 @@ def logout(context: click.Context, name: str, **_: object) -> int:
     return run_until_signal(work)
 
 
-@flags("--mcp", "--cwd")
-@click.command("auth")
+@define_command("auth", "--mcp", "--cwd")
 @as_json
-@click.pass_context
-def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
+def auth(context: click.Context, *, as_json: bool) -> int:
     """List the sign-ins: account, scopes, expiry and storage. Sends nothing, and never shows a token."""
     plan = load_plan(read_invocation(context))
 

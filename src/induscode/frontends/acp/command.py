@@ -16,7 +16,7 @@ import click
 from indusagi.core.cancel import ending_signals
 from induscode.launch.extras import require_agent
 from induscode.launch.invocation import Invocation
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 
 _FRAME_BYTES = 64 * 1024 * 1024
 """Longest line from an editor, including images."""
@@ -24,7 +24,8 @@ _CLOSING_S = 20.0
 """Time limit for closing all sessions, after which the process exits."""
 
 
-@flags(
+@define_command(
+    "acp",
     "--model",
     "--base-url",
     "--context-window",
@@ -39,9 +40,7 @@ _CLOSING_S = 20.0
     "--sandbox",
     "--web-allow",
 )
-@click.command("acp")
-@click.pass_context
-def command(context: click.Context, **_: object) -> int:
+def command(context: click.Context) -> int:
     """Work in an editor, by the Agent Client Protocol over stdio.
 
     The editor starts this command; docs/guides/editors.md has the entry for Zed, JetBrains, Neovim and Emacs.
