@@ -14,8 +14,8 @@ from tests.support.host_tools import Bench
 from indusagi.interop import HttpSettings, create_provider_host
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolResult
-from induscode.calls import metrics as metrics_module
-from induscode.calls.metrics import CallMetrics
+from induscode.calls import telemetry as metrics_module
+from induscode.calls.telemetry import CallMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ from tests.calls.helpers import load_calls
 from indusagi.capabilities import ToolSpec, define_tool
 from indusagi.runtime import ToolCall, ToolResult
 from indusagi.runtime.calls import ObserverChain, UserWait, current_wait, waiting_for_user
-from induscode.calls.metrics import CallMetrics
 from induscode.calls.record import CallOrigin
 from induscode.calls.recorder import CallRecorder
+from induscode.calls.telemetry import CallMetrics
 from induscode.deck.contract import DeckContext, DeckFramework
 from induscode.deck.provision import DeckRunner, DeckToolBox, base_context
 from induscode.permissions.check import Permissions, require_permission
@@ -39,7 +39,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
-        for place in ("indusagi.runtime.calls.perf_counter", "induscode.calls.metrics.perf_counter"):
+        for place in ("indusagi.runtime.calls.perf_counter", "induscode.calls.telemetry.perf_counter"):
             monkeypatch.setattr(place, lambda: self.now)
         monkeypatch.setattr("induscode.calls.recorder.perf_counter_ns", lambda: int(self.now * 1_000_000_000))
 

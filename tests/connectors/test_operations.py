@@ -11,8 +11,7 @@ import pytest
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from induscode.connectors.openapi import ConnectorFault, DocumentFault, abbreviate_schema
-from induscode.connectors.operations import build_arguments_schema, build_slug, list_operations
-from induscode.connectors.requests import build_request
+from induscode.connectors.operations import build_arguments_schema, build_request, build_slug, list_operations
 from induscode.connectors.sources import examine_source
 
 if TYPE_CHECKING:

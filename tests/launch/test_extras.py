@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from induscode.commands.program import run
-from induscode.launch import extras
-from induscode.launch.extras import MissingExtraError, find_missing_agent, require_agent
+from induscode.launch import options as extras
+from induscode.launch.options import MissingExtraError, find_missing_agent, require_agent
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec

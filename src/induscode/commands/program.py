@@ -14,10 +14,9 @@ from indusagi.core.faults import CoreError
 from induscode.cli.terminal import is_interactive, print_line, print_status
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.commands.groups import CommandGroup, LazyCommand
-from induscode.launch.extras import require_agent
 from induscode.launch.flags import FlagGroup, flag_specs
 from induscode.launch.invocation import Invocation
-from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation
+from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation, require_agent
 
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {
@@ -29,7 +28,7 @@ _COMMANDS = {
     "serve": LazyCommand("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "cluster": LazyCommand("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
     "ui": LazyCommand("look at servers, tools, calls and the ledger in a browser", "induscode.commands.serve:ui"),
-    "acp": LazyCommand("work in an editor: the Agent Client Protocol over stdio", "induscode.frontends.acp.command"),
+    "acp": LazyCommand("work in an editor: the Agent Client Protocol over stdio", "induscode.frontends.acp"),
     "mcp": LazyCommand("add, trust and check MCP servers", "induscode.commands.mcp"),
     "connectors": LazyCommand(
         "add, examine and approve services described by OpenAPI", "induscode.commands.connectors"

@@ -33,8 +33,13 @@ from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, WebRes
 from indusagi.net.policy import FetchError
 from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.openapi import ConnectorFault, abbreviate_schema
-from induscode.connectors.operations import OperationIndex, OperationSpec, build_arguments_schema
-from induscode.connectors.requests import ApiRequest, build_request
+from induscode.connectors.operations import (
+    ApiRequest,
+    OperationIndex,
+    OperationSpec,
+    build_arguments_schema,
+    build_request,
+)
 from induscode.connectors.sources import find_change, is_url, list_approved_operations, read_bytes
 from induscode.deck.contract import ActionError, ActionTarget
 

@@ -29,14 +29,13 @@ from induscode.gateway.search_box import SearchedBoxes
 from induscode.gateway.status_lines import StatusLines
 from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
 from induscode.gateway.view_box import GatewayViews, read_view_tokens
-from induscode.launch.extras import find_missing_agent
-from induscode.launch.options import PROFILES
+from induscode.launch.options import PROFILES, find_missing_agent
 from induscode.launch.settings import APPROVALS_MODE, APPROVALS_NOTIFY, APPROVALS_WAIT_S, SERVE_VIEWS
 from induscode.permissions import build_gateway_checks
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
-    from induscode.calls.metrics import CallMetrics
+    from induscode.calls.telemetry import CallMetrics
     from induscode.cluster.sessions import TaskHandles
     from induscode.conversations.agents.delegate import SubSessions
     from induscode.gateway.approvals.queue import ApprovalMode
@@ -91,7 +90,7 @@ class GatewayParts:
             self.site = PageSite(PageAccess(), options.page)
         self.settings = settings = options.settings
         if settings is not None:
-            from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
+            from induscode.calls.telemetry import CallMetrics  # noqa: PLC0415 — over HTTP only
 
             self.metrics = CallMetrics(opening.count_dropped)
             auth = settings.auth and replace(settings.auth, on_identity=opening.record_client, on_note=print_note)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from induscode.launch.flags import FlagGroup, FlagKind, find_conflict, flag_specs
+from indusagi import DISTRIBUTION
+from indusagi.core.faults import CoreError
+from induscode.launch.flags import FlagGroup, FlagKind, FlagSpec, find_conflict, flag_specs
 from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from induscode.launch.flags import FlagSpec
-
     _TextChoice = click.Choice[str]
 else:
     _TextChoice = click.Choice  # generic since click 8.2
@@ -226,3 +226,31 @@ class ProfileChoice(_TextChoice):
 def name_profile(values: Collection[str]) -> str:
     """Return the smallest profile that includes a card, or "" for server tools, which have no profiles."""
     return next((name for name, value in PROFILES.items() if value in values), "")
+
+
+# -- the extra `agent` ------------------------------------------------------------------------
+
+
+_AGENT_PACKAGES = ("pydantic_ai", "anthropic", "prompt_toolkit")
+
+
+class MissingExtraError(CoreError):
+    """A command needs an extra that isn't installed."""
+
+
+def find_missing_agent() -> str | None:
+    """Return what the extra `agent` lacks and how to install it, or `None` if it's complete. Imports nothing."""
+    missing = [name for name in _AGENT_PACKAGES if find_spec(name) is None]
+    if not missing:
+        return None
+    extra = f"'{DISTRIBUTION}[agent]'"
+    return (
+        f"the agent is not installed (no {', '.join(missing)}): pip install {extra}, or run it once: "
+        f"uvx --from {extra} indus. Everything else works without it: indus serve, mcp, call, tools"
+    )
+
+
+def require_agent() -> None:
+    """Raise `MissingExtraError` unless the extra `agent` is installed."""
+    if message := find_missing_agent():
+        raise MissingExtraError(message)

@@ -21,11 +21,12 @@ from anyio import create_task_group
 
 from indusagi import DISTRIBUTION
 from indusagi.capabilities.leftovers import Receipt, end_leftover, find_leftover_jobs
-from indusagi.capabilities.sandbox.profile import format_profile
+from indusagi.capabilities.sandbox.behaviour import RefusedUse
+from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
-from indusagi.core.text import clean_text, format_count
+from indusagi.core.text import clean_text, escape_unseen, format_count
 from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.contract import (
     EndpointStatus,
@@ -39,7 +40,7 @@ from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, create_serv
 from induscode.boot.plans import load_plan, opened_store
 from induscode.boot.runners import START_ONCE, attach_servers, show_slow_start
 from induscode.cli.output import as_json, print_notes, write_json
-from induscode.cli.signals import run_async, run_until_signal
+from induscode.cli.signals import run_async, run_for_result, run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
@@ -127,8 +128,6 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     """
     invocation = read_invocation(context)
     if in_profiles:
-        from induscode.commands.mcp.profiles import compare_profiles  # noqa: PLC0415 — only with --sandbox
-
         if name is None:
             raise click.UsageError("--sandbox requires the NAME of a server")
         whole = load_plan(replace(invocation, sandbox="auto"))  # a sandbox for it is what's looked for
@@ -323,6 +322,81 @@ def _print_report(
         print_line(f"left running by a crashed run: process {job.pid}, {job.command}")
     if leftovers:
         print_line("  Fix: indus mcp doctor --end-leftovers")
+
+
+# -- sandbox profiles -------------------------------------------------------------------------
+
+
+def compare_profiles(row: ServerRow, config: ServerConfig | None, *, may_be_bare: bool, is_json: bool) -> int:
+    """Start a server in one profile after the other, and print where it lists what it lists otherwise.
+
+    If `strict` isn't enough, it's watched too, as `indus mcp learn` does, and what that proposes is tried.
+
+    Raises:
+        click.UsageError: There's no process to start.
+    """
+    if not isinstance(config, StdioServerConfig):
+        raise click.UsageError("--sandbox requires the NAME of a trusted server with a command")
+    if config.sandbox is not None and config.sandbox.container is not None:
+        raise click.UsageError(f"Server {config.id!r} runs in a container: its command isn't for this machine")
+    # In the home that its row gives it, so that what it downloads now is there later.
+    own = config.sandbox or ServerProfile(owner=os.path.realpath(row.origin.file))
+    outcomes, profiles, refusals = run_for_result(lambda _: _try_profiles(config, own, may_be_bare=may_be_bare))
+    wanted = next(iter(outcomes.values()))["tools"]
+    fitting = [name for name in profiles if wanted is not None and outcomes[name]["tools"] == wanted]
+    best = format_profile(profiles[fitting[0]]) if fitting else "off"
+    if is_json:
+        write_json({"name": config.id, "profiles": {**outcomes}, "fits": best})
+        return 0 if fitting else _UNWELL
+    for name, outcome in outcomes.items():
+        tools = outcome["tools"]
+        shown = format_count(len(tools), "tool") if isinstance(tools, list) else outcome["fault"]
+        print_line(f"{name}: {shown}")
+    for one in refusals:
+        print_line(f"refused: {escape_unseen(str(one))}")
+    if not fitting:
+        needed = "it fails without one, too" if wanted is None else "name the paths or hosts it needs in its row"
+        print_status(f"server {config.id!r} doesn't list its tools in any profile: {needed}")
+        return _UNWELL
+    learn = f"{format_server_command('learn', config.id)} calls its tools, and writes it"
+    print_line(f'Put "sandbox": {compact_json(best)} into its row. Its calls may need more: {learn}.')
+    return 0
+
+
+async def _try_profiles(
+    config: StdioServerConfig, own: ServerProfile, *, may_be_bare: bool
+) -> tuple[dict[str, JsonObject], dict[str, ServerProfile], Sequence[RefusedUse]]:
+    """Return what it lists in each profile, and the profiles, the smallest first."""
+    from induscode.servers.learning import learn_behaviour  # noqa: PLC0415 — imports the tracer
+
+    outcomes: dict[str, JsonObject] = {}
+    if may_be_bare:
+        outcomes["off"] = await _list_names(replace(config, sandbox=None))
+    # First with a network, for what it downloads.
+    profiles = {"standard": replace(own, name="standard"), "strict": replace(own, name="strict")}
+    for name, profile in profiles.items():
+        outcomes[name] = await _list_names(replace(config, sandbox=profile))
+    wanted = next(iter(outcomes.values()))["tools"]
+    order, refusals = ["strict", "standard"], ()
+    if wanted is not None and outcomes["strict"]["tools"] != wanted:
+        run = await learn_behaviour(replace(config, sandbox=own))
+        refusals = run.refusals
+        if run.fault is None or (run.is_blocked and may_be_bare):  # the proposal may show it files of yours
+            profiles["learned"] = run.profile
+            outcomes["learned"] = await _list_names(replace(config, sandbox=run.profile))
+            order.insert(1, "learned")
+    return outcomes, {name: profiles[name] for name in order}, refusals
+
+
+async def _list_names(config: StdioServerConfig) -> JsonObject:
+    endpoint = create_server_endpoint(config)
+    try:
+        await endpoint.open()
+        return {"tools": [*sorted(tool.ref.name for tool in await endpoint.list_tools())], "fault": None}
+    except ProtocolFault as fault:
+        return {"tools": None, "fault": str(fault)}
+    finally:
+        await endpoint.close()
 
 
 # -- logs -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from induscode.cli.dialog import Reply
 from induscode.conversations.agents.sub_session import DelegatedTask, TaskActivity
 from induscode.deck.contract import DelegateReport
 from induscode.frontends.terminal.slash import SlashError
-from induscode.frontends.terminal.slash.tasks import TASKS, confirm_end_of_jobs
+from induscode.frontends.terminal.slash.session import TASKS, confirm_end_of_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
