@@ -75,7 +75,7 @@ class Host:
         )
         self.screen: Any = SimpleNamespace(show=self.shown.append, ask=self._ask)
         found = [*jobs]
-        monkeypatch.setattr("indusagi.capabilities.jobs.list_jobs", lambda _context: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr("induscode.frontends.terminal.slash.session.list_jobs", lambda _context: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         assert heads == ("N", "ID", "STATE", "AGE", "WHAT")
