@@ -13,8 +13,9 @@ from tests.commands.helpers import configured, row, user_file
 from tests.commands.serving import serving, wait_for
 
 from indusagi.core.time import now_ms
+from induscode.commands import approvals
 from induscode.commands.program import run
-from induscode.gateway.approvals.store import Approval, ApprovalStore
+from induscode.gateway.approvals.store import Approval, ApprovalState, ApprovalStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,10 @@ def add(approval_id: str, **facts: Any) -> Approval:
     return approval
 
 
-def test_a_call_is_listed_shown_and_answered_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_is_listed_shown_and_answered_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approvals, "_TAKEN_S", 0.0)
     assert run(["approvals"]) == 0
     assert "No call waits" in capsys.readouterr().out
     add("01A", principal="ada")
@@ -45,7 +49,9 @@ def test_a_call_is_listed_shown_and_answered_once(capsys: pytest.CaptureFixture[
     assert run(["approvals", "approve", "01A", "--yes", "--digest", "e" * 64]) == 1
     assert run(["approvals", "approve", "01A"]) == 2  # there's no terminal to ask on
     assert run(["approvals", "approve", "01A", "--yes", "--digest", "d" * 64]) == 0
-    assert "approved, this once" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "approved, this once" in said.out
+    assert "may have ended" in said.err  # no gateway holds it
     assert run(["approvals", "approve", "01A", "--yes"]) == 1
     assert run(["approvals", "deny", "01A"]) == 1
     assert "waits no longer: approved" in capsys.readouterr().err
@@ -63,6 +69,21 @@ def test_an_expired_call_cannot_be_approved(capsys: pytest.CaptureFixture[str]) 
     add("01A", expires_ms=1)
     assert run(["approvals", "approve", "01A", "--yes"]) == 1
     assert "waits no longer: expired" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("state", "code"), [(ApprovalState.USED, 0), (ApprovalState.REFUSED, 1)])
+def test_who_approves_hears_whether_the_call_ran(
+    state: ApprovalState, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add("01A")
+    monkeypatch.setattr(approvals, "sleep", lambda _: end("01A", state))
+    assert run(["approvals", "approve", "01A", "--yes"]) == code
+    assert ("it didn't run" in capsys.readouterr().err) is bool(code)
+
+
+def end(approval_id: str, state: ApprovalState) -> None:
+    with closing(ApprovalStore()) as store:
+        store.end(approval_id, state)
 
 
 @pytest.mark.process

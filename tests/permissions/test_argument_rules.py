@@ -15,7 +15,9 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.permissions.argument_patterns import find_unknown_argument, parse_argument_patterns
+from induscode.permissions.call_facts import identify_card
 from induscode.permissions.check import Permissions
+from induscode.permissions.policy import find_total_denial
 from induscode.permissions.rules import Effect, parse_rule
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ def _matches(specifier: str, *, loosely: bool) -> bool:
         ('count="5"', False, True),
         ("count=5*", False, True),
         ("draft=false", True, True),
-        ("draft=0", False, False),
+        ("draft=0", False, True),
+        ('draft="no"', False, False),
         ("labels=bug", False, True),
         ("labels=*", True, True),
         ('labels=["bug","ui"]', True, True),
@@ -74,6 +77,72 @@ def test_condition_allows_only_what_it_matches_exactly_and_denies_what_resembles
     specifier: str, *, allows: bool, denies: bool
 ) -> None:
     assert (_matches(specifier, loosely=False), _matches(specifier, loosely=True)) == (allows, denies)
+
+
+@pytest.mark.parametrize(
+    ("specifier", "value"),
+    [
+        ("a=5", "5.0"),
+        ("a=5", " 5 "),
+        ("a=5", "5e0"),
+        ("a=5", "0x5"),
+        ("a=1", True),
+        ("a=true", 1),
+        ("a=true", "Yes"),
+        ("a=true", "on"),
+        ("a=false", "0"),
+        ("a=false", "off"),
+        ("a.b=true", '{"b": true}'),
+        ("a.b=true", '{"b": "\\u0074rue", "c": NaN}'),
+        ("a.b.c=x", {"b": '{"c": ["x"]}'}),
+        ("a=bug", '["ui", "bug"]'),
+        ('a=["bug"]', '["bug"]'),
+        ("a=acme/*", " acme/site"),
+        ("a=acme/*", "\uff41cme/site"),
+        ("a=note:alice", "note:%61lice"),
+        ("a=caf\u00e9", "cafe\u0301"),
+    ],
+)
+def test_what_a_server_may_take_for_a_denied_value_is_denied_and_never_allowed(
+    specifier: str, value: JsonValue
+) -> None:
+    (pattern,) = parse_argument_patterns(specifier) or ()
+    assert pattern.matches({"a": value}, loosely=True)
+    assert not pattern.matches({"a": value}, loosely=False)
+
+
+@pytest.mark.parametrize(
+    ("specifier", "value", "allows"),
+    [
+        ("a=12345678901234567890", 12345678901234567890, True),
+        ("a=12345678901234567890", 12345678901234567891, False),
+        ("a=1", True, False),
+        ("a=true", 1, False),
+        ("a=[1,true]", [1.0, True], True),
+        ("a=[1,true]", [1, 1], False),
+        ('a="[x]"', ["[x]"], True),
+        ("a.b=x", {"b": "x"}, True),
+    ],
+)
+def test_an_allowed_value_is_exactly_this_json(specifier: str, value: JsonValue, *, allows: bool) -> None:
+    (pattern,) = parse_argument_patterns(specifier) or ()
+    assert pattern.matches({"a": value}, loosely=False) is allows
+
+
+def test_a_name_may_have_dots_itself() -> None:
+    (pattern,) = parse_argument_patterns("a.b.c=x") or ()
+    assert pattern.matches({"a.b": {"c": "x"}}, loosely=False)
+    assert pattern.matches({"a": {"b.c": "y"}, "a.b": {"c": "x"}}, loosely=True)
+    assert not pattern.matches({"a": {"b.c": "y"}, "a.b": {"c": "x"}}, loosely=False)
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 100_000, '{"b":' * 900 + "1" + "}" * 900, "0x" + "f" * 1_000_000, "9" * 1_000_000]
+)
+def test_a_value_that_is_hard_to_read_is_compared_quickly(value: str) -> None:
+    (pattern,) = parse_argument_patterns("a=5") or ()
+    assert not pattern.matches({"a": value}, loosely=False)
+    pattern.matches({"a": value}, loosely=True)
 
 
 @pytest.mark.parametrize("specifier", ["", "x", "*", "=x", "a b=c", ".a=b", "domain:example.org", "slug:X"])
@@ -140,10 +209,53 @@ async def test_a_denied_argument_that_the_tool_lacks_denies_every_call_and_names
     )
 
 
-def test_an_argument_the_call_has_is_known_even_if_the_definition_leaves_it_out() -> None:
-    assert find_unknown_argument("a=1, b=2", {"a"}, {"b"}) is None
-    assert find_unknown_argument("a=1, c=2", {"a"}, {"b"}) == "c"
-    assert find_unknown_argument("c=2", None, {}) is None
+SCHEMA: JsonObject = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string"},
+        "x.y": {"type": "integer"},
+        "o": {"type": "object", "properties": {"b": {"type": "boolean"}}},
+        "any": {"type": "object"},
+        "list": {"type": "array", "items": {"type": "object", "properties": {"b": {}}}},
+        "either": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("specifier", "unknown"),
+    [
+        ("a=1, q=2", None),
+        ("a=1, c=2", "c"),
+        ("x.y=1", None),
+        ("o.b=true", None),
+        ("o.force=true", "o.force"),
+        ("a.b=1", "a.b"),
+        ("list.b=1", None),
+        ("list.0=1", "list.0"),
+        ("any.c=1", None),
+        ("either.c=1", None),
+    ],
+)
+def test_an_argument_is_unknown_if_neither_the_definition_nor_the_call_has_it(
+    specifier: str, unknown: str | None
+) -> None:
+    assert find_unknown_argument(specifier, SCHEMA, {"q": 1}) == unknown
+    assert find_unknown_argument(specifier, None, {}) is None
+
+
+@pytest.mark.anyio
+async def test_a_rule_that_allows_an_argument_the_tool_lacks_says_so(tmp_path: Path) -> None:
+    permissions = Permissions(rules(allow="github__create_issue(repository=acme/*)"))
+    result = await permissions.check(_create_issue(), {"repo": "acme/site"}, context(tmp_path))
+    assert not result.allowed
+    assert "names the argument 'repository'" in result.reason
+
+
+@pytest.mark.parametrize(("deny", "total"), [("github__create_issue(all)", True), ("github__*(repo=acme/*)", False)])
+def test_a_rule_in_another_form_denies_a_server_tool_altogether(deny: str, *, total: bool) -> None:
+    facts = identify_card(_create_issue(), "/work")
+    assert (find_total_denial(facts, rules(deny=deny)) is not None) is total
 
 
 def test_an_allow_rule_without_an_argument_name_is_a_mistake() -> None:

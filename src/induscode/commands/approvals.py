@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from getpass import getuser
 from socket import gethostname
+from time import monotonic, sleep
 
 import click
 
@@ -18,6 +19,9 @@ from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.gateway.approvals.store import Approval, ApprovalState, ApprovalStore
 
 _NOT_ANSWERED = 1
+_TAKEN_S = 2.0
+"""How long a gateway may need to take a yes."""
+_POLL_S = 0.05
 _HEADS = ("ID", "STATE", "ASKED", "BY", "CALL")
 
 
@@ -130,6 +134,16 @@ def _answer(store: ApprovalStore, approval: Approval, *, approve: bool, comment:
     if not store.answer(approval.id, approval.digest, approve=approve, by=by, comment=comment):
         return _report_over(_find(store, approval.id))
     print_line(f"{approval.tool}: {'approved, this once' if approve else 'denied'}")
+    if approve and not approval.node:  # another node's calls end there
+        give_up_at = monotonic() + _TAKEN_S
+        while (found := store.find(approval.id)) is not None and found.state is ApprovalState.APPROVED:
+            if monotonic() > give_up_at:
+                print_status(f"the gateway hasn't run it after {_TAKEN_S:g} s: it may have ended")
+                break
+            sleep(_POLL_S)
+        if found is not None and found.state is ApprovalState.REFUSED:
+            print_status("it didn't run: its definition or a rule has changed since it was asked")
+            return _NOT_ANSWERED
     return 0
 
 

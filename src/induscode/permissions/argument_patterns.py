@@ -3,17 +3,23 @@
 A dot leads into an object, and a list stands for its elements. A value that's JSON other than an object (`5`, `true`,
 `"a, b=c"`, `["x"]`) is compared as JSON; any other is a text in which `*` stands for any characters. A condition on a
 missing argument doesn't match.
+
+Servers convert what they get: `"5.0"` to 5, `"yes"` to true, a text with JSON to its object, `%61` to `a`. So what's
+denied is compared in every such form, and what's allowed in none.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+from unicodedata import normalize
+from urllib.parse import unquote
 
-from indusagi.core.json import NotJson, compact_json, content_hash, is_json_object
+from indusagi.core.json import JsonObject, NotJson, compact_json, is_json_object
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
@@ -23,6 +29,16 @@ _NAME = r"[A-Za-z_$][\w$-]*(?:\.[\w$-]+)*"
 _CONDITION = re.compile(rf"\s*({_NAME})\s*=\s*", re.ASCII)
 _END = re.compile(rf"\s*(?:$|,(?=\s*{_NAME}\s*=))", re.ASCII)
 _MISSING: Final = object()
+_SPELLINGS: Final = {
+    True: frozenset({"true", "1", "1.0", "t", "y", "yes", "on"}),
+    False: frozenset({"false", "0", "0.0", "f", "n", "no", "off"}),
+}
+_MOST_DIGITS: Final = 400
+"""A longer text is too much work for a number."""
+_COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+"""Also writes NaN, which texts with JSON may have."""
+_UNREADABLE: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
+"""Parts of a schema that may describe more arguments."""
 
 
 @record
@@ -33,8 +49,8 @@ class ArgumentPattern:
     text: str
     """The pattern, or a JSON string's content."""
     is_json: bool
-    digest: str = ""
-    """Hash of the JSON value, which decides equality."""
+    value: JsonValue = None
+    """The JSON value."""
 
     def matches(self, arguments: JsonValue, *, loosely: bool) -> bool:
         """Return whether the arguments meet the condition.
@@ -42,21 +58,57 @@ class ArgumentPattern:
         To allow, every value there must match, with its type. To deny or ask (`loosely`), one is enough, in any case
         and as any type.
         """
-        found = [*_find_values(arguments, self.path, whole=self.is_json and self.text.startswith("["))]
+        whole = self.is_json and isinstance(self.value, list)
+        try:
+            found = [*_find_values(arguments, self.path, whole=whole, loosely=loosely)]
+        except RecursionError:
+            return loosely
         if loosely:
             return any(value is not _MISSING and self._resembles(value) for value in found)
         return bool(found) and all(value is not _MISSING and self._equals(value) for value in found)
 
     def _equals(self, value: JsonValue) -> bool:
         if self.is_json:
-            return content_hash(value) == self.digest
+            return _is_same(value, self.value)
         return self.text == "*" or (isinstance(value, str) and match_text(self.text, value))
 
     def _resembles(self, value: JsonValue) -> bool:
-        shown = value if isinstance(value, str) else compact_json(value)
-        if self.is_json and (shown.casefold() == self.text.casefold() or content_hash(value) == self.digest):
+        if self.is_json and _is_same(value, self.value):
             return True
-        return not self.is_json and match_text(self.text, shown, fold=True)
+        spelled = _spell(value if isinstance(value, str) else _COMPACT.encode(value))
+        if not self.is_json:
+            return any(match_text(text, one) for text in _spell(self.text) for one in spelled)
+        if isinstance(self.value, bool) and not spelled.isdisjoint(_SPELLINGS[self.value]):
+            return True
+        number = None if isinstance(self.value, str) else _parse_number(self.value)
+        return not spelled.isdisjoint(_spell(self.text)) or (number is not None and number == _parse_number(value))
+
+
+def _spell(text: str) -> frozenset[str]:
+    """Return a text in the forms that a server may take for the same."""
+    plain = text.casefold()
+    return frozenset({plain, normalize("NFKC", unquote(plain)).casefold().strip()})
+
+
+def _parse_number(value: JsonValue) -> Decimal | None:
+    """Return the number that a server may take a value for."""
+    text = value.strip() if isinstance(value, str) else str(int(value) if isinstance(value, bool) else value)
+    if len(text) > _MOST_DIGITS:
+        return None
+    try:
+        number = Decimal(int(text, 16) if text[:2].lower() == "0x" else text)
+    except (InvalidOperation, ValueError):
+        return None
+    return number if number.is_finite() else None
+
+
+def _is_same(one: JsonValue, other: JsonValue) -> bool:
+    """Return whether two JSON values are equal; `1` and `1.0` are, `1` and `true` aren't."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if is_json_object(one) and is_json_object(other):
+        return one.keys() == other.keys() and all(_is_same(inner, other[name]) for name, inner in one.items())
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
 def match_text(pattern: str, text: str, *, fold: bool = False) -> bool:
@@ -91,11 +143,32 @@ def parse_argument_patterns(specifier: str) -> Sequence[ArgumentPattern] | None:
     return None
 
 
-def find_unknown_argument(specifier: str, known: Collection[str] | None, arguments: Collection[str]) -> str | None:
-    """Find an argument that a specifier names although neither the definition (`known`) nor the call has it."""
-    patterns = parse_argument_patterns(specifier) or ()
-    names = (pattern.path[0] for pattern in patterns)
-    return None if known is None else next((name for name in names if name not in {*known, *arguments}), None)
+def find_unknown_argument(specifier: str, schema: JsonObject | None, arguments: JsonValue) -> str | None:
+    """Find an argument that a specifier names although neither the definition (`schema`) nor the call has it."""
+    for pattern in parse_argument_patterns(specifier) or () if schema else ():
+        found = _find_values(arguments, pattern.path, whole=False, loosely=True)
+        if _lacks(schema, pattern.path) and all(value is _MISSING for value in found):
+            return ".".join(pattern.path)
+    return None
+
+
+def _lacks(schema: JsonValue, path: tuple[str, ...]) -> bool:
+    """Return whether a definition says that there's nothing at a path."""
+    if not path or not is_json_object(schema) or any(name in schema for name in _UNREADABLE):
+        return False
+    kind, properties = schema.get("type"), schema.get("properties")
+    if kind == "array":
+        return _lacks(schema.get("items"), path)
+    if not is_json_object(properties) or not properties:
+        return isinstance(kind, str) and kind != "object"
+    return all(_lacks(inner, rest) for inner, rest in _take_steps(properties, path))
+
+
+def _take_steps(value: JsonObject, path: tuple[str, ...]) -> Iterator[tuple[JsonValue, tuple[str, ...]]]:
+    """Yield what the next names of a path lead to, and the rest of it. A name may have dots itself."""
+    for count in range(1, len(path) + 1):
+        if (name := ".".join(path[:count])) in value:
+            yield value[name], path[count:]
 
 
 def _parse_json(path: tuple[str, ...], specifier: str, start: int) -> tuple[ArgumentPattern, int] | None:
@@ -105,7 +178,7 @@ def _parse_json(path: tuple[str, ...], specifier: str, start: int) -> tuple[Argu
         if end is None or is_json_object(value):
             return None
         text = value if isinstance(value, str) else compact_json(value)
-        return ArgumentPattern(path, text, is_json=True, digest=content_hash(value)), end.end()
+        return ArgumentPattern(path, text, is_json=True, value=value), end.end()
     except (ValueError, RecursionError, NotJson):
         return None
 
@@ -116,14 +189,28 @@ def _parse_text(path: tuple[str, ...], specifier: str, start: int) -> tuple[Argu
     return ArgumentPattern(path, specifier[start : end.start()], is_json=False), end.end()
 
 
-def _find_values(value: JsonValue, path: tuple[str, ...], *, whole: bool) -> Iterator[JsonValue]:
-    """Yield the values at a path through all elements of lists, and a marker for each place without one."""
-    if isinstance(value, list) and not (whole and not path):
+def _find_values(value: JsonValue, path: tuple[str, ...], *, whole: bool, loosely: bool) -> Iterator[JsonValue]:
+    """Yield the values at a path through all elements of lists, and a marker for each place without one.
+
+    `loosely` also looks into texts with JSON.
+    """
+    if loosely and isinstance(value, str) and value.lstrip()[:1] in {"{", "[", '"'}:
+        if not path:
+            yield value
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            if path:
+                yield _MISSING  # type: ignore[misc]  # pyright: a marker
+            return
+        yield from _find_values(value, path, whole=whole, loosely=True)
+    elif isinstance(value, list) and not (whole and not path):
         for item in value:
-            yield from _find_values(item, path, whole=whole)
+            yield from _find_values(item, path, whole=whole, loosely=loosely)
     elif not path:
         yield value
-    elif is_json_object(value) and path[0] in value:
-        yield from _find_values(value[path[0]], path[1:], whole=whole)
+    elif is_json_object(value) and (steps := [*_take_steps(value, path)]):
+        for inner, rest in steps:
+            yield from _find_values(inner, rest, whole=whole, loosely=loosely)
     else:
         yield _MISSING  # type: ignore[misc]  # pyright: a marker

@@ -118,10 +118,9 @@ class CallFacts:
         return self.tool == ACTION_TOOL and self.arguments.get("action") == "discover"
 
     @property
-    def parameters(self) -> tuple[str, ...] | None:
-        """The argument names of a server's tool; `None` if its definition lists none."""
-        properties = None if self.card is None else self.card.parameters.get("properties")
-        return tuple(properties) if properties and isinstance(properties, dict) else None
+    def schema(self) -> JsonObject | None:
+        """The arguments in the definition of a server's tool; `None` if it names none."""
+        return self.card.parameters if self.card is not None and self.card.parameters.get("properties") else None
 
     @property
     def server(self) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from induscode.permissions.argument_patterns import find_unknown_argument, parse_argument_patterns
 from induscode.permissions.call_facts import CallFacts, CallKind, PathFact
@@ -155,7 +156,11 @@ def find_total_denial(facts: CallFacts, rules: Iterable[Rule], *, is_whole: bool
     """
     for rule in rules:
         if rule.effect is Effect.DENY and _is_relevant(rule, facts):
-            if rule.specifier is None or (is_whole and _match_objection(rule, facts) is PatternMatch.YES):
+            # For a server's tool, a specifier that isn't about arguments means nothing, and so applies to every call.
+            is_total = rule.specifier is None or (
+                facts.remote is not None and parse_argument_patterns(rule.specifier) is None
+            )
+            if is_total or (is_whole and _match_objection(rule, facts) is PatternMatch.YES):
                 return rule
     return None
 
@@ -221,7 +226,7 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
         return max(by_path, PatternMatch.YES if applies else PatternMatch.NO)
     if parse_argument_patterns(rule.specifier) is not None:
-        is_unknown = find_unknown_argument(rule.specifier, facts.parameters, facts.arguments) is not None
+        is_unknown = find_unknown_argument(rule.specifier, facts.schema, facts.arguments) is not None
         applies = is_unknown or _match_arguments(rule.specifier, facts, loosely=True)
         return PatternMatch.YES if applies else PatternMatch.NO
     return PatternMatch.YES  # a specifier that means nothing for this tool applies to every call
@@ -238,10 +243,11 @@ def _match_arguments(specifier: str, facts: CallFacts, *, loosely: bool) -> bool
 
 def explain_rule(rule: Rule, facts: CallFacts) -> str:
     """Describe a rule in a reason, with the argument it names in vain."""
-    name = find_unknown_argument(rule.specifier or "", facts.parameters, facts.arguments)
+    name = find_unknown_argument(rule.specifier or "", facts.schema, facts.arguments)
     if name is None or facts.slug is not None:
         return f"rule {rule.reason}"
-    known = ", ".join(facts.parameters or ()) or "none"
+    properties = (facts.schema or {}).get("properties")
+    known = ", ".join(properties if is_json_object(properties) else ()) or "none"
     return f"rule {rule.reason} names the argument {name!r}, which {facts.tool} doesn't have (it has {known})"
 
 
@@ -319,7 +325,10 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
     if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
         if (rule := next((rule for rule in naming if _allows_whole_call(rule, facts)), None)) is not None:
             return [], [rule]
-        return [Need(_describe_call(facts))], []
+        mistaken = (
+            rule for rule in naming if find_unknown_argument(rule.specifier or "", facts.schema, facts.arguments)
+        )
+        return [Need("; ".join([_describe_call(facts), *(explain_rule(rule, facts) for rule in mistaken)]))], []
     needs: list[Need] = []
     rules: list[Rule] = []
     for path in facts.paths:

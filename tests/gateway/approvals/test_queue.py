@@ -113,6 +113,13 @@ class Client:
         return self.reply(params)
 
 
+class SilentClient(Client):
+    """A client whose user never answers."""
+
+    async def ask(self, method: str, params: JsonObject) -> JsonObject:
+        return await anyio.sleep_forever()
+
+
 @asynccontextmanager
 async def calling(client: Client | None = None, principal: str = "") -> AsyncGenerator[None]:
     tokens = current_caller.set(cast("Any", client)), current_client.set(CallingClient("ide", "1", principal))
@@ -185,6 +192,14 @@ async def test_without_anybody_to_ask_the_refusal_names_the_setting(tmp_path: Pa
     assert "this run cannot ask the user" in said
     assert "approvals.notify" in said
     assert not desk.ran
+
+
+async def test_an_answer_from_elsewhere_counts_while_the_client_still_asks(tmp_path: Path) -> None:
+    client = SilentClient(lambda _: {})
+    async with opened(tmp_path) as desk, calling(client), anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: desk.call(repo="a"))
+        assert await desk.approve(await desk.wait_for_request())
+    assert desk.ran == [{"repo": "a"}]
 
 
 # -- the queue ----------------------------------------------------------------------------------
@@ -268,11 +283,13 @@ async def test_a_definition_or_rule_that_changes_meanwhile_spoils_the_yes(tmp_pa
     async def call() -> None:
         said.append(await desk.call(repo="a"))
 
-    async with opened(tmp_path) as desk, calling(), anyio.create_task_group() as tasks:
-        tasks.start_soon(call)
-        approval = await desk.wait_for_request()
-        desk.definition = "d2"
-        assert await desk.approve(approval)
+    async with opened(tmp_path) as desk, calling():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            approval = await desk.wait_for_request()
+            desk.definition = "d2"
+            assert await desk.approve(approval)
+        assert (await desk.list_all())[0].state is ApprovalState.REFUSED
     assert "has changed since: try again" in said[0]
     assert desk.events[-1]["subject"] == "refused"
     assert not desk.ran

@@ -142,7 +142,9 @@ class ApprovalQueue:
         if state is not ApprovalState.DENIED:
             self._record(approval, state)
         try:
-            if state is not ApprovalState.USED:
+            if state is ApprovalState.REFUSED:  # after the yes was spent
+                await to_thread.run_sync(self.store.end, approval.id, state, (ApprovalState.USED,))
+            elif state is not ApprovalState.USED:
                 await to_thread.run_sync(self.store.end, approval.id, state)
         except (OSError, sqlite3.Error) as exc:
             _log.debug("the end of approval %s is not stored: %s", approval.id, exc)
@@ -169,12 +171,15 @@ class ApprovalQueue:
         async with anyio.create_task_group() as tasks:
             if report is not None:
                 tasks.start_soon(_keep_client, report, approval.id)
-            if caller is None or not await self._ask_client(caller, approval):
-                print_status(f"{approval.title}, and waits for approval: indus approvals show {approval.id}")
-                if self.options.target is not None:
-                    tasks.start_soon(self._announce, approval, self.options.target)
-            await waiting.answered.wait()
+            tasks.start_soon(self._ask, caller, approval)
+            await waiting.answered.wait()  # by anybody: a dialog of the client may still be open
             tasks.cancel_scope.cancel()
+
+    async def _ask(self, caller: Caller | None, approval: Approval) -> None:
+        if caller is None or not await self._ask_client(caller, approval):
+            print_status(f"{approval.title}, and waits for approval: indus approvals show {approval.id}")
+            if self.options.target is not None:
+                await self._announce(approval, self.options.target)
 
     async def _ask_client(self, caller: Caller, approval: Approval) -> bool:
         """Ask the client's user. Return False if the client cannot be asked after all."""

@@ -8,6 +8,7 @@ yes. Entries are reused, since the table keeps each key for good.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -108,7 +109,8 @@ class ApprovalSharing:
                 if approval.id not in self._foreign:
                     await to_thread.run_sync(self._queue.store.add, approval)
         for approval_id in self._foreign.keys() - present.keys():
-            await to_thread.run_sync(self._queue.store.end, approval_id, ApprovalState.WITHDRAWN)
+            end = partial(self._queue.store.end, approval_id, ApprovalState.WITHDRAWN, (ApprovalState.WAITING,))
+            await to_thread.run_sync(end)  # what was approved here stays so: the holder knows what became of it
         self._foreign = present
 
     async def _send_answers(self) -> None:

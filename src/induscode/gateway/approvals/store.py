@@ -55,6 +55,9 @@ class ApprovalState(StrEnum):
     """Approved, but the definition or a rule changed meanwhile."""
 
 
+_OPEN: Final = (ApprovalState.WAITING, ApprovalState.APPROVED)
+
+
 @record(kw_only=True)
 class Approval:
     """A call that waits, or waited, for a person."""
@@ -186,11 +189,11 @@ class ApprovalStore:
             cursor = self._open().execute(change, (after, *answer, approval_id, digest, before, now_ms()))
             return cursor.rowcount == 1
 
-    def end(self, approval_id: str, state: ApprovalState) -> None:
-        """End a request that nobody can answer or use any more."""
-        change = "UPDATE approvals SET state = ? WHERE id = ? AND state IN (?, ?)"
+    def end(self, approval_id: str, state: ApprovalState, before: Sequence[ApprovalState] = _OPEN) -> None:
+        """End a request that nobody can answer or use any more, if it's in a state of `before`."""
+        change = f"UPDATE approvals SET state = ? WHERE id = ? AND state IN ({', '.join('?' * len(before))})"
         with self._lock:
-            self._open().execute(change, (state, approval_id, ApprovalState.WAITING, ApprovalState.APPROVED))
+            self._open().execute(change, (state, approval_id, *before))
 
     def close(self) -> None:
         """Close the file."""
