@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz approval-attacks cluster-faults mutants properties repeats stalls scoreboard
 .PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench signin resource-server sandboxes coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -94,6 +94,9 @@ gate-fuzz: setup  ## run 10,000 generated commands that the permissions allow, a
 
 host-fuzz: setup  ## send 100,000 random requests to indus serve --http --auth, and check that it lives (COUNT=, SEED=)
 	@.venv/bin/python -m outside.host_fuzz $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+approval-attacks: setup  ## try 20,000 times to reuse, alter or outlive an approval, at one gateway and three nodes (COUNT=, SEED=)
+	@.venv/bin/python -m outside.approvals $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 cluster-faults: setup  ## run 500 clusters with seeded faults, and check what clients saw (COUNT=, SEED=)
 	@.venv/bin/python -m outside.cluster $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))

@@ -30,6 +30,8 @@ class Score:
     accepted: Counter[str] = field(default_factory=Counter[str])
     expected: Counter[str] = field(default_factory=Counter[str])
     """Effects that somebody has really approved, by text."""
+    lost: int = 0
+    """Approved calls without an effect."""
     _texts: int = 0
 
     def new_text(self) -> str:
@@ -199,7 +201,7 @@ async def attack(open_wide: Sequence[Site], open_briefly: Sequence[Site], count:
             for _ in range(AT_ONCE):
                 case, sites = rng.choice(cases)
                 tasks.start_soon(case, sites, rng, score)
-    for sites in (open_wide, open_briefly):
-        effects = Counter(await sites[0].list_effects())
-        score.accepted["effects that nobody approved"] += (effects - score.expected).total()
+    effects = Counter([*await open_wide[0].list_effects(), *await open_briefly[0].list_effects()])
+    score.accepted["effects that nobody approved"] = (effects - score.expected).total()
+    score.lost = (score.expected - effects).total()
     return score

@@ -315,6 +315,13 @@ def test_rules_of_the_user_apply_to_resources_and_prompts_and_their_uses_are_rec
     with greeted("--profile", "none", cwd=tmp_path) as gateway:
         assert "error" in gateway.ask("resources/read", uri=f"indus://one/{NOTE}")
         assert "error" in gateway.ask("prompts/get", name="one__greet", arguments={"who": "x"})
+        for server, said in (("one", "error"), ("two", "result")):
+            about = {"name": "who", "value": "A"}
+            prompt = {"type": "ref/prompt", "name": f"{server}__greet"}
+            assert said in gateway.ask("completion/complete", ref=prompt, argument=about)
+            template = {"type": "ref/resource", "uri": f"indus://{server}/book://{{id}}/text"}
+            assert said in gateway.ask("completion/complete", ref=template, argument={**about, "name": "id"})
+            assert said in gateway.ask("resources/subscribe", uri=f"indus://{server}/{NOTE}")
         assert "result" in gateway.ask("resources/read", uri=f"indus://two/{NOTE}")
         assert "result" in gateway.ask("resources/read", uri="indus://two/book://7/text")
         assert "result" in gateway.ask("prompts/get", name="two__greet", arguments={"who": "x"})

@@ -22,3 +22,4 @@ async def test_no_attempt_is_accepted_at_one_gateway_or_three_nodes(tmp_path: Pa
     assert score.attempts.total() >= 150
     assert score.expected.total() > 0
     assert score.accepted.total() == 0, score.accepted
+    assert score.lost == 0

@@ -21,6 +21,7 @@ from induscode.deck.catalog import has_capability
 from induscode.deck.contract import Capability, is_foreign
 from induscode.deck.mcp.store.events import filter_texts
 from induscode.launch.options import define_command, read_invocation
+from induscode.launch.settings import APPROVALS_MODE
 from induscode.permissions import build_gateway_checks, load_permissions
 from induscode.permissions.check import preview_card
 from induscode.permissions.rules import Effect
@@ -45,7 +46,7 @@ def command() -> None:
 @click.argument("tool", shell_complete=complete_tool)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--arguments", "document", metavar="OBJECT|@FILE|-", help="All arguments as one JSON object.")
-@click.option("--gateway", is_flag=True, help="Decide as indus serve does, which asks nobody.")
+@click.option("--gateway", is_flag=True, help="Decide as indus serve does.")
 @click.option("--as", "principal", metavar="PRINCIPAL", default="", help="Decide for this user of a gateway.")
 @as_json
 def test(
@@ -103,7 +104,10 @@ class _Trial(CallRun):
             return ToolOutcome("", decisions)
         effect = min((decision.effect for decision in decisions), key=_STRICTEST.index, default=Effect.ALLOW)
         if self.gateway and effect is Effect.ASK:
-            effect = Effect.DENY
+            # As `ApprovalOptions.may_ask`: whether somebody can answer shows once it runs.
+            mode = self.invocation.settings.get(APPROVALS_MODE)
+            by_rule = all(one.asked_by_rule for one in decisions if one.effect is Effect.ASK)
+            effect = Effect.ASK if mode == "ask" or (mode is None and by_rule) else Effect.DENY
         return ToolOutcome(
             "",
             ToolResult.json(
@@ -125,7 +129,9 @@ class _Trial(CallRun):
         if self.output == "json":
             write_json(facts)
         else:
-            print_line(f"{facts['tool']}: {_ANSWERS[effect]}")
+            is_waiting = self.gateway and effect is Effect.ASK
+            answer = "waits for approval, or is denied if nobody can give it" if is_waiting else _ANSWERS[effect]
+            print_line(f"{facts['tool']}: {answer}")
             because = filter_texts(facts["rules" if effect is Effect.ALLOW else "reasons"])
             if effect is Effect.ALLOW and facts["reasons"]:
                 because = [f"--approval {self.invocation.approval}"]

@@ -44,7 +44,7 @@ from indusagi.interop.protocol_bridge.uris import (
     normalize_uri,
 )
 from indusagi.runtime.contract import JsonContentBlock, ToolOutcome
-from induscode.deck.mcp.content import ContentRefused, ServerContent
+from induscode.deck.mcp.content import ContentRefused, DeniedContent, ServerContent
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -341,15 +341,30 @@ class GatewayContent:
                     server, own = self._find_resource(uri)
                 except RpcError as exc:  # the extension wants an invalid parameter, in every revision
                     raise RpcError(INVALID_PARAMS, exc.message, exc.data) from exc
+                self._refuse_denied(RemoteToolRef(server, own, "resource"))
                 result = await (content.get_skill if method == "skills/get" else content.read_directory)(server, own)
             else:
                 server, own_ref = self._find_reference(params.get("ref"))
+                kind: ItemKind = "template" if "uri" in own_ref else "prompt"
+                self._refuse_denied(RemoteToolRef(server, str(own_ref.get("uri", own_ref.get("name"))), kind))
                 result = await content.complete(server, {**params, "ref": own_ref})
         except ContentRefused as exc:
             raise RpcError(INVALID_PARAMS if method in {"skills/get", READ_DIRECTORY} else _REFUSED, str(exc)) from exc
         except ProtocolFault as fault:
             raise self.convert_fault(fault, server) from fault
         return convert_result(result, self.map_uris(server))
+
+    def _find_allowed_resource(self, uri: str) -> tuple[str, str]:
+        """Find a resource as `_find_resource`. One that the caller may never read isn't there, as in the lists."""
+        server, own = self._find_resource(uri)
+        if self._denies_item(RemoteToolRef(server, own, "resource")):
+            raise build_not_found(uri)
+        return server, own
+
+    def _refuse_denied(self, ref: RemoteToolRef) -> None:
+        """Refuse a request about an item that the current caller may never use."""
+        if self._denies_item(ref):
+            raise DeniedContent(f"a rule or a missing scope denies {ref.name!r} of server {ref.server!r}")
 
     def _find_reference(self, value: JsonValue) -> tuple[str, JsonObject]:
         """Resolve the prompt or template a completion is for."""
@@ -381,7 +396,7 @@ class GatewayContent:
         await self.listed.wait()
         if self._content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
-        server, own = key = self._find_resource(uri)
+        server, own = key = self._find_allowed_resource(uri)
         listeners = self._listeners.setdefault(key, [])
         listeners.append(listener)
 
