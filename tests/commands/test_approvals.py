@@ -125,3 +125,20 @@ def test_a_call_at_a_gateway_waits_for_the_command_and_the_ledger_has_every_step
     assert steps == ["asked", "approved", "used", "asked", "withdrawn"]
     assert run(["calls", "--json"]) == 0
     assert f"(approval {approval['approval']})" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_a_server_that_is_replaced_meanwhile_spoils_the_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configured(user_file(), {"honest": row()})
+    (tmp_path / ".indusvx").mkdir()
+    (tmp_path / ".indusvx" / "permissions.json").write_text(json.dumps({"ask": ["honest__*"]}), "utf-8")
+    with serving("--profile", "none", "--approvals", "ask", cwd=tmp_path) as gateway:
+        gateway.greet()
+        gateway.tools()
+        waiting = gateway.send("tools/call", name="honest__echo", arguments={"text": "hi"})
+        wait_for(lambda: "indus approvals show" in gateway.said())
+        configured(user_file(), {"honest": row(env={"OTHER": "1"})})
+        wait_for(lambda: "replaced honest" in gateway.said())
+        asked = gateway.said().partition("indus approvals show ")[2].split()[0]
+        run(["approvals", "approve", asked, "--yes"])
+        assert "has changed since: try again" in gateway.answer(waiting)["result"]["content"][0]["text"]

@@ -142,7 +142,7 @@ def _answer(store: ApprovalStore, approval: Approval, *, approve: bool, comment:
                 break
             sleep(_POLL_S)
         if found is not None and found.state is ApprovalState.REFUSED:
-            print_status("it didn't run: its definition or a rule has changed since it was asked")
+            print_status("it didn't run: its server, definition or a rule has changed since it was asked")
             return _NOT_ANSWERED
     return 0
 

@@ -383,7 +383,7 @@ class Gateway:
         return True
 
     async def look_at(self, facts: CallFacts) -> object:
-        """Return the present definition of a call's tool and the decisions about the call, to notice a change."""
+        """Return a call's present server, definition and decisions, to notice a change."""
         from induscode.permissions.check import preview_card  # noqa: PLC0415 — for a call that needs approval
 
         box, ref = self.box(), facts.remote
@@ -395,7 +395,8 @@ class Gateway:
             return None
         live = None if ref is None else self._enrolment.ledger.find(ref)
         context = (box.native if remote is None else box.remote).context
-        return live and live[1].pin, await preview_card(card, facts.arguments, context)
+        endpoint = None if ref is None else self._fleet.endpoint(ref.server)
+        return endpoint and endpoint.config, live and live[1].pin, await preview_card(card, facts.arguments, context)
 
     def change_checks(self, checks: CardChecks) -> None:
         """Replace the permission checks."""

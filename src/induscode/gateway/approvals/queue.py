@@ -122,7 +122,9 @@ class ApprovalQueue:
             ended = ApprovalState.USED
             if not await is_current():
                 ended = ApprovalState.REFUSED
-                raise UnansweredError("it was approved, but its definition or a rule has changed since: try again")
+                raise UnansweredError(
+                    "it was approved, but its server, definition or a rule has changed since: try again"
+                )
             return answered
         finally:
             with anyio.CancelScope(shield=True):
