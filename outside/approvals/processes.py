@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 
     from tests.support.broker import BrokerProcess
 
+    from indusagi.core.json import JsonObject
+
 _TOOL = "effects__append"
 _SERVER = ROOT / "outside" / "cluster" / "effect_server.py"
 _START_S = 120.0
 _CALL_S = 600.0
 _LEASE_S = 60.0
 _VARIABLES = ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
-_META = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+_META: JsonObject = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
 _HEADERS = {
     "Content-Type": "application/json",
     "Accept": "application/json, text/event-stream",
@@ -51,8 +56,8 @@ class ProcessSite:
 
     async def call(self, text: str) -> str:
         """Call the tool."""
-        params = {"name": _TOOL, "arguments": {"call": text}, "_meta": _META}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        params: JsonObject = {"name": _TOOL, "arguments": {"call": text}, "_meta": _META}
+        body: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
         answer = await self._client.post(self._url, json=body, headers=_HEADERS)
         return answer.text
 

@@ -76,7 +76,11 @@ def test_who_approves_hears_whether_the_call_ran(
     state: ApprovalState, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add("01A")
-    monkeypatch.setattr(approvals, "sleep", lambda _: end("01A", state))
+
+    def sleep(_: float) -> None:
+        end("01A", state)
+
+    monkeypatch.setattr(approvals, "sleep", sleep)
     assert run(["approvals", "approve", "01A", "--yes"]) == code
     assert ("it didn't run" in capsys.readouterr().err) is bool(code)
 

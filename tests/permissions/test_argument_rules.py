@@ -14,7 +14,7 @@ from indusagi.core.faults import Note
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.permissions.argument_patterns import find_unknown_argument, parse_argument_patterns
+from induscode.permissions.argument_patterns import ArgumentPattern, find_unknown_argument, parse_argument_patterns
 from induscode.permissions.call_facts import identify_card
 from induscode.permissions.check import Permissions
 from induscode.permissions.policy import find_total_denial
@@ -36,6 +36,13 @@ ISSUE: JsonObject = {
     "empty": [],
     "meta": {"owner": {"name": "Ada"}},
 }
+
+
+def _parse(specifier: str) -> ArgumentPattern:
+    patterns = parse_argument_patterns(specifier)
+    assert patterns is not None
+    (pattern,) = patterns
+    return pattern
 
 
 def _matches(specifier: str, *, loosely: bool) -> bool:
@@ -106,7 +113,7 @@ def test_condition_allows_only_what_it_matches_exactly_and_denies_what_resembles
 def test_what_a_server_may_take_for_a_denied_value_is_denied_and_never_allowed(
     specifier: str, value: JsonValue
 ) -> None:
-    (pattern,) = parse_argument_patterns(specifier) or ()
+    pattern = _parse(specifier)
     assert pattern.matches({"a": value}, loosely=True)
     assert not pattern.matches({"a": value}, loosely=False)
 
@@ -125,12 +132,12 @@ def test_what_a_server_may_take_for_a_denied_value_is_denied_and_never_allowed(
     ],
 )
 def test_an_allowed_value_is_exactly_this_json(specifier: str, value: JsonValue, *, allows: bool) -> None:
-    (pattern,) = parse_argument_patterns(specifier) or ()
+    pattern = _parse(specifier)
     assert pattern.matches({"a": value}, loosely=False) is allows
 
 
 def test_a_name_may_have_dots_itself() -> None:
-    (pattern,) = parse_argument_patterns("a.b.c=x") or ()
+    pattern = _parse("a.b.c=x")
     assert pattern.matches({"a.b": {"c": "x"}}, loosely=False)
     assert pattern.matches({"a": {"b.c": "y"}, "a.b": {"c": "x"}}, loosely=True)
     assert not pattern.matches({"a": {"b.c": "y"}, "a.b": {"c": "x"}}, loosely=False)
@@ -140,7 +147,7 @@ def test_a_name_may_have_dots_itself() -> None:
     "value", ["[" * 100_000, '{"b":' * 900 + "1" + "}" * 900, "0x" + "f" * 1_000_000, "9" * 1_000_000]
 )
 def test_a_value_that_is_hard_to_read_is_compared_quickly(value: str) -> None:
-    (pattern,) = parse_argument_patterns("a=5") or ()
+    pattern = _parse("a=5")
     assert not pattern.matches({"a": value}, loosely=False)
     pattern.matches({"a": value}, loosely=True)
 

@@ -20,6 +20,7 @@ from indusagi.capabilities.registry import PreparingTool
 from indusagi.capabilities.tool import prepare_call
 from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.app_dirs import is_within
+from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -120,7 +121,8 @@ class CallFacts:
     @property
     def schema(self) -> JsonObject | None:
         """The arguments in the definition of a server's tool; `None` if it names none."""
-        return self.card.parameters if self.card is not None and self.card.parameters.get("properties") else None
+        schema: object = None if self.card is None else self.card.parameters
+        return schema if is_json_object(schema) and schema.get("properties") else None
 
     @property
     def server(self) -> str | None:
