@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from indusagi.core.json import JsonObject, JsonValue, compact_json
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_agent, waiting_for_user
@@ -147,9 +147,8 @@ def build_request(facts: CallFacts, decision: Decision, report: ProgressSink | N
 
 
 def format_argument(name: str, value: JsonValue) -> str:
-    """Format an argument in full."""
-    text = value if isinstance(value, str) else compact_json(value)
-    return f"argument {escape_text(name)}: {escape_text(text)}"
+    """Format an argument in full, as ASCII JSON: `"5"` isn't `5`."""
+    return f"argument {escape_text(name)}: {json.dumps(value, separators=(',', ':'))}"
 
 
 def _format_title(facts: CallFacts) -> str:

@@ -224,6 +224,15 @@ async def test_a_call_waits_until_another_process_answers_and_the_client_hears_p
     assert "hunter22" not in str(desk.events)
 
 
+async def test_equal_looking_values_of_different_types_are_shown_differently(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk, calling(), anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: desk.call(a=5, b="5", c=[True], d="[true]", e={"\u202e": None}))
+        await desk.wait_for_request()
+        tasks.cancel_scope.cancel()
+    shown = [line.removeprefix("argument ") for line in desk.asked[0].lines if line.startswith("argument ")]
+    assert shown == ['"a": 5', '"b": "5"', '"c": [true]', '"d": "[true]"', '"e": {"\\u202e":null}']
+
+
 async def test_calls_wait_at_the_same_time_and_each_yes_is_for_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as desk, calling(), anyio.create_task_group() as tasks:
         for name in "ab":
