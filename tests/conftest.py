@@ -27,8 +27,11 @@ from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+from tests.support.forked import CONSTANTS
 from tests.support.leaks import HeldResources, find_leaks, snapshot_resources
 from tests.support.sandboxes import offer_bubblewrap
+
+from indusagi.core import secrets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
@@ -133,6 +136,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the watch before any test, which would otherwise have left a thread behind."""
     gc.disable()
+    secrets._SETTLED_S = CONSTANTS["indusagi.core.secrets:_SETTLED_S"]
     # A shell lets commands in its background ignore Ctrl-C, and what the tests start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

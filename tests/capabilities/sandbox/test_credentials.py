@@ -9,6 +9,7 @@ import shlex
 import socket
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import PathRefused
+from indusagi.capabilities.sandbox.bubblewrap import PrivateDir, bubblewrap_argv
 from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
 from indusagi.capabilities.tools.find import find_tool
@@ -229,8 +231,16 @@ async def test_finding_r3_every_socket_of_the_user_outside_the_workspace_is_out_
         assert [await reach(work, sandbox, str(path)) for path in paths] == [False, True]
 
 
+def test_a_socket_that_vanishes_before_the_start_is_left_out(home: Path) -> None:
+    layout = replace(resolve_layout(Sandbox(), str(home)), hidden=("/var/tmp/indus-absent/agent.sock", "/etc/shadow"))
+    argv = bubblewrap_argv(("bwrap",), layout, (), PrivateDir(str(home / "private")), str(home))
+    assert "/etc/shadow" in argv
+    assert "/var/tmp/indus-absent/agent.sock" not in argv
+
+
 def test_finding_r3_the_systems_table_names_our_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.setattr(places, "_SETTLED_S", 1.0)
         path = str(tmp_path / "s")  # below the /tmp that no sandbox sees
         server.bind(path)
         now_s = os.stat(path).st_mtime

@@ -146,6 +146,8 @@ def bubblewrap_argv(
     for path in layout.hidden:
         if is_within(path, "/tmp") and not is_within(path, *shown):
             continue  # the private /tmp covers it
+        if not os.path.lexists(path):
+            continue  # a socket that has just vanished; bubblewrap can't cover an absent path
         argv += cover_path(path)
     return [*argv, "--chdir", folder, "--"]
 

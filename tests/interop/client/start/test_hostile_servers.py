@@ -26,6 +26,7 @@ from tests.support.servers import SERVERS, STEADY
 from tests.support.waiting import LIMIT_S
 
 from indusagi.capabilities.sandbox.profile import parse_profile
+from indusagi.core import secrets as places
 from indusagi.core.json import is_json_object
 from indusagi.interop import StdioServerConfig
 
@@ -87,7 +88,7 @@ class Machine:
         paths += [shared / "runtime" / name for name in ("bus", "wayland-0", "S.gpg-agent")]
         for path in paths:
             self._bind(stack, str(path), socket.AF_UNIX)
-            os.utime(path, (0, 0))  # the youngest sockets of a user aren't covered
+        patch.setattr(places, "_SETTLED_S", -60.0)  # the youngest sockets of a user aren't covered
         self._bind(stack, f"\0{abstract}", socket.AF_UNIX)
         self.master, slave = os.openpty()
         stack.callback(os.close, self.master)
