@@ -81,8 +81,7 @@ class Package:
 def parse_package(text: str) -> Package | None:
     """Parse `npm:NAME@VERSION`, `pypi:NAME@VERSION` or `pypi:NAME==VERSION`; return `None` for anything else.
 
-    Raises:
-        PackageError: The name or the version is invalid.
+    Raises `PackageError` if the name or the version is invalid.
     """
     kind, colon, rest = text.partition(":")
     if not colon or kind not in {"npm", "pypi"}:
@@ -99,8 +98,7 @@ def parse_package(text: str) -> Package | None:
 async def find_versions(package: Package) -> Sequence[str]:
     """Ask the client of a package's index for all versions, the latest release last.
 
-    Raises:
-        PackageError: The client is missing, fails, or doesn't answer in time.
+    Raises `PackageError` if the client is missing, fails, or doesn't answer in time.
     """
     if package.kind == "npm":
         output = await _run_client(["npm", "view", package.name, "versions", "dist-tags", "--json"], package)
@@ -128,19 +126,14 @@ async def find_versions(package: Package) -> Sequence[str]:
 
 
 async def pin_package(package: Package) -> Package:
-    """Return a package in an exact version: its own, or the latest.
-
-    Raises:
-        PackageError: There's none.
-    """
+    """Return a package in an exact version: its own, or the latest; raises `PackageError` if there's none."""
     return package if package.version else replace(package, version=(await find_versions(package))[-1])
 
 
 async def find_former(package: Package, version: str) -> Package:
     """Return a package in the `version`, or in the release before its own without one.
 
-    Raises:
-        PackageError: There's none.
+    Raises `PackageError` if there's none.
     """
     if version:
         return parse_package(f"{package.kind}:{package.name}@{version}") or package
@@ -274,8 +267,7 @@ async def open_trial(
 
     If it's watched, it uses the network through a proxy, which reaches as much as its profile does.
 
-    Raises:
-        ProtocolFault: It can't be started, or its tools can't be listed.
+    Raises `ProtocolFault` if it can't be started, or its tools can't be listed.
     """
     folder = await to_thread.run_sync(make_owned_dir)
     try:

@@ -378,8 +378,7 @@ def is_unheard(message: Msg) -> bool:
 async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
     """Connect to one of the brokers, and stay connected inside the block.
 
-    Raises:
-        ClusterFault: None is reachable, or `nats-py` isn't installed.
+    Raises `ClusterFault` if none is reachable, or `nats-py` isn't installed.
     """
     try:
         import nats.errors  # noqa: PLC0415 — only with a cluster

@@ -101,11 +101,7 @@ class BrokerClient(Client):
 
 
 def read_seed(seed: str) -> tuple[Callable[[bytes], bytes], str]:
-    """Return the signing function of an nkey seed, and the public nkey.
-
-    Raises:
-        Error: It's damaged.
-    """
+    """Return the signing function of an nkey seed, and the public nkey; raises `Error` if it's damaged."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 — loads slowly
 
     data = base64.b32decode(seed + "=" * (-len(seed) % 8))

@@ -351,11 +351,7 @@ class ServedServer:
 
     @asynccontextmanager
     async def starting(self) -> AsyncGenerator[None]:
-        """Start the server inside the block.
-
-        Raises:
-            ClusterFault: It was cut off in the meantime.
-        """
+        """Start the server inside the block; raises `ClusterFault` if it was cut off in the meantime."""
         try:
             async with asyncio.timeout(None) as self._start:
                 yield

@@ -156,8 +156,7 @@ class SharedTable:
     async def put(self, key: str, value: JsonObject | None) -> None:
         """Write an entry, or remove it with a sealed tombstone, so that only holders of the key can remove one.
 
-        Raises:
-            ClusterFault: It's too large, the broker failed, or this node has no lease.
+        Raises `ClusterFault` if it's too large, the broker failed, or this node has no lease.
         """
         for _ in range(_ATTEMPTS):
             self._broker.check_write()

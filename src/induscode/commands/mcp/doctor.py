@@ -332,8 +332,7 @@ def compare_profiles(row: ServerRow, config: ServerConfig | None, *, may_be_bare
 
     If `strict` isn't enough, it's watched too, as `indus mcp learn` does, and what that proposes is tried.
 
-    Raises:
-        click.UsageError: There's no process to start.
+    Raises `click.UsageError` if there's no process to start.
     """
     if not isinstance(config, StdioServerConfig):
         raise click.UsageError("--sandbox requires the NAME of a trusted server with a command")

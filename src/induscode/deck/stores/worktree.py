@@ -120,8 +120,7 @@ class WorktreeSnapshots:
     def images(self, entries: Iterable[TreeEntry]) -> Iterator[tuple[TreeEntry, FileImage]]:
         """Read the images of snapshot entries, each once and in any order, skipping missing contents.
 
-        Raises:
-            OSError: Contents can't be read.
+        Raises `OSError` if contents can't be read.
         """
         by_key: dict[str, set[TreeEntry]] = {}
         for entry in entries:
