@@ -233,7 +233,12 @@ class AddonConsentStore:
 
     def _file(self) -> PrivateJsonFile[dict[str, JsonObject]]:
         path = self._path or os.path.join(state_dir(), _FILE_NAME)
-        return PrivateJsonFile(path, _MAX_BYTES, _parse_consents, _dump_consents)
+        return PrivateJsonFile(
+            path,
+            _MAX_BYTES,
+            _parse_consents,
+            lambda consents: {"version": _VERSION, "approved": dict(sorted(consents.items()))},
+        )
 
     def find_consent(self, file: str, digest: str) -> ConsentState:
         """Look up the consent to a file with this content. A damaged store counts as empty.
@@ -264,10 +269,6 @@ def _parse_consents(document: JsonValue) -> tuple[dict[str, JsonObject], bool]:
     if not is_json_object(rows):
         return {}, True
     return {file: row for file, row in rows.items() if is_json_object(row)}, False
-
-
-def _dump_consents(consents: dict[str, JsonObject]) -> JsonValue:
-    return {"version": _VERSION, "approved": dict(sorted(consents.items()))}
 
 
 # -- loading ----------------------------------------------------------------------------------

@@ -209,7 +209,11 @@ class ClusterSessions:
             if has_begun:
                 request.connection.end_stream()
                 return
-            refusal = HttpRefusal(404, _explain_end(end, channel))
+            # The request may have taken effect, unless nothing has heard it.
+            reason = f"the session {end.message}; whether the request took effect is unknown"
+            if channel.is_unheard and end.detail.reason != "node_changed":
+                reason = f"there is no such session: its node {end.message}"
+            refusal = HttpRefusal(404, f"{reason}; send initialize again")
             request.respond(refusal.status, refusal.body, refusal.headers)
 
         subject = self._node.broker.settings.subject("http", node)
@@ -257,13 +261,6 @@ class ClusterSessions:
         connection = self._open.pop(reply, None)
         if connection is not None:
             connection.disconnect()
-
-
-def _explain_end(end: TransportEnd, channel: Channel) -> str:
-    """Say why a request for another node's session got no response, and whether it may have taken effect."""
-    if channel.is_unheard and end.detail.reason != "node_changed":
-        return f"there is no such session: its node {end.message}; send initialize again"
-    return f"the session {end.message}; whether the request took effect is unknown; send initialize again"
 
 
 def _write(request: HttpRequest, frame: JsonObject) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import escape_unseen
-from induscode.addons.contract import Addon, AddonError, Interceptor
+from induscode.addons.contract import AddonError, Interceptor
 from induscode.addons.loader import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
 from induscode.cli.listing import Listing
 from induscode.cli.output import (
@@ -213,19 +213,14 @@ async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObjec
         **_describe(source),
         "required": addon.required,
         "deadline_s": addon.deadline_s,
-        "hooks": [*_list_hooks(addon)],
+        "hooks": [
+            f"{type(one).__name__}.{name}"
+            for one in addon.interceptors
+            for name in ("before", "after")
+            if getattr(type(one), name) is not getattr(Interceptor, name)
+        ],
         "cards": [
             f"{card.name} (left out: a native tool has this name)" if has_capability(card.name) else card.name
             for card in addon.cards
         ],
     }
-
-
-def _list_hooks(addon: Addon) -> Sequence[str]:
-    """List the hooks that an addon's interceptors define, in order."""
-    hooks: list[str] = []
-    for interceptor in addon.interceptors:
-        kind = type(interceptor)
-        hooks += [f"{kind.__name__}.before"] * (kind.before is not Interceptor.before)
-        hooks += [f"{kind.__name__}.after"] * (kind.after is not Interceptor.after)
-    return hooks

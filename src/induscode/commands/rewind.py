@@ -15,7 +15,7 @@ from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, can_ask_user, confirm, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import escape_unprintable, print_line, print_status
-from induscode.conversations.rewind import find_workspace, list_rewind_points, preview_rewind, rewind
+from induscode.conversations.rewind import describe_messages, find_workspace, list_rewind_points, preview_rewind, rewind
 from induscode.conversations.transcript import ConversationError, open_transcript
 from induscode.deck.stores import FileCheckpoints
 from induscode.launch.options import define_command, read_cwd
@@ -167,7 +167,7 @@ class RewindSession:
         if not preview.steps and scope != "talk":
             print_line("  no file changes")
         if scope != "files":
-            print_line(f"  {_describe_messages(preview.messages)}")
+            print_line(f"  {describe_messages(preview.messages)}")
         for note in preview.notes:
             print_line(f"  note: {escape_unprintable(note)}")
 
@@ -180,7 +180,7 @@ class RewindSession:
             write_json({"changed": [*paths], "left": [*rows], "messages": result.messages})
         else:
             parts = [] if result.files is None else [f"{format_count(len(done), 'path')} restored"]
-            parts += [_describe_messages(result.messages)] if result.messages else []
+            parts += [describe_messages(result.messages)] if result.messages else []
             print_line(f"{'; '.join(parts) or 'nothing changed'}. `indus rewind` lists the point that undoes this.")
         for path, reason in left:
             print_status(f"{self._shorten(path)} stays as it is: {reason}")
@@ -188,9 +188,3 @@ class RewindSession:
 
     def _shorten(self, path: str) -> str:
         return path.removeprefix(os.path.join(self._workspace, ""))
-
-
-def _describe_messages(count: int) -> str:
-    if count < 0:
-        return f"{format_count(-count, 'message')} back in the conversation"
-    return f"{format_count(count, 'message')} hidden from the conversation"

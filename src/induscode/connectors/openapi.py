@@ -401,7 +401,12 @@ def abbreviate_schema(schema: JsonObject, limit: int) -> tuple[JsonObject, bool]
         assert is_json_object(short)
         if len(compact_json(short)) <= limit:
             return short, True
-    return _shorten_object(schema), True
+    properties = schema.get("properties")
+    shown: dict[str, JsonValue] = {}  # just names and types
+    for name, value in (properties if is_json_object(properties) else {}).items():
+        kind = value.get("type") if is_json_object(value) else None
+        shown[name] = {} if kind is None else {"type": kind}
+    return {"type": "object", "properties": shown, "required": schema.get("required", [])}, True
 
 
 def _shorten(schema: JsonValue, definitions: JsonObject, depth: int, characters: int) -> JsonValue:
@@ -428,13 +433,3 @@ def _shorten(schema: JsonValue, definitions: JsonObject, depth: int, characters:
         if isinstance(branches, list):
             short[name] = [_shorten(item, definitions, depth - 1, characters) for item in branches[:_SHOWN_BRANCHES]]
     return short
-
-
-def _shorten_object(schema: JsonObject) -> JsonObject:
-    """Keep the arguments' names and types, and the names in the body."""
-    properties = schema.get("properties")
-    shown: dict[str, JsonValue] = {}
-    for name, value in (properties if is_json_object(properties) else {}).items():
-        kind = value.get("type") if is_json_object(value) else None
-        shown[name] = {} if kind is None else {"type": kind}
-    return {"type": "object", "properties": shown, "required": schema.get("required", [])}

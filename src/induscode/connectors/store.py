@@ -166,7 +166,12 @@ class ConnectorStore:
         return os.path.join(self.folder, "connectors", f"{name}.json")
 
     def _file(self) -> PrivateJsonFile[dict[str, ConnectorRow]]:
-        return PrivateJsonFile(os.path.join(self.folder, _FILE), _MAX_FILE_BYTES, _parse_rows, _dump_rows)
+        return PrivateJsonFile(
+            os.path.join(self.folder, _FILE),
+            _MAX_FILE_BYTES,
+            _parse_rows,
+            lambda rows: {"version": _VERSION, "connectors": {name: row.to_json() for name, row in rows.items()}},
+        )
 
 
 def _parse_rows(document: JsonValue) -> tuple[dict[str, ConnectorRow], bool]:
@@ -204,7 +209,3 @@ def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
         changed=row.get("changed") is True,
         sign_in_at=sign_in_at if isinstance(sign_in_at, str) else "",
     )
-
-
-def _dump_rows(rows: dict[str, ConnectorRow]) -> JsonValue:
-    return {"version": _VERSION, "connectors": {name: row.to_json() for name, row in rows.items()}}

@@ -17,7 +17,7 @@ from anyio import to_thread
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, format_count
 from induscode.conversations.transcript import REWIND_OP, Transcript, remove_session_note
 
 if TYPE_CHECKING:
@@ -136,6 +136,12 @@ def count_hidden_messages(point: RewindPoint, transcript: Transcript) -> int:
     """Count the messages that a rewind to a point hides, or (negative) shows again."""
     now, then = transcript.visible_rows(), transcript.visible_rows(point.row)
     return sum(row.get("op") == "message" for _, row in now) - sum(row.get("op") == "message" for _, row in then)
+
+
+def describe_messages(count: int) -> str:
+    """Describe how many messages a rewind hides, or brings back if the count is negative."""
+    change = "back in" if count < 0 else "hidden from"
+    return f"{format_count(abs(count), 'message')} {change} the conversation"
 
 
 def rewind_conversation(

@@ -85,7 +85,11 @@ class LexicalIndex:
         fields = [(number, *_list_fields(item)) for number, item in added]
         self._database.execute("BEGIN")
         self._database.executemany(_INSERT, fields)
-        self._add_pairs((number, " ".join(texts)) for number, *texts in fields)
+        pairs = [(number, " ".join(found)) for number, *texts in fields if (found := list_pairs(" ".join(texts)))]
+        if pairs:
+            self._database.execute(_CREATE_PAIRS)
+            self._database.executemany("INSERT INTO pairs (rowid, text) VALUES (?, ?)", pairs)
+            self._paired.update(number for number, _ in pairs)
         self._database.execute("COMMIT")
         for number, item in added:
             name, title = list_stems(item.name), list_stems(item.title)
@@ -104,14 +108,6 @@ class LexicalIndex:
         self._paired.difference_update(removed)
         for number in removed:
             del self._headings[number]
-
-    def _add_pairs(self, texts: Iterable[tuple[int, str]]) -> None:
-        """Add the pairs of items that have some."""
-        rows = [(number, " ".join(pairs)) for number, text in texts if (pairs := list_pairs(text))]
-        if rows:
-            self._database.execute(_CREATE_PAIRS)
-            self._database.executemany("INSERT INTO pairs (rowid, text) VALUES (?, ?)", rows)
-            self._paired.update(number for number, _ in rows)
 
     def score(self, query: str) -> dict[int, float]:
         """Return the positive scores of all items containing a word of the query.

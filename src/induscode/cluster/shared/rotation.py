@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 from anyio import to_thread
 
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from induscode.cluster.broker import Broker
 from induscode.cluster.contract import ClusterFault, LostRaceError
@@ -139,24 +139,18 @@ async def _seal_again(broker: Broker, shared: Bucket, old: ClusterKey, new: Clus
         content = value.get("value") if is_json_object(value) else None
         if not is_json_object(content):
             continue  # a tombstone
-        kind = key.partition(".")[0]
-        names = _find_names(kind, content)
+        kind, facts = key.partition(".")[0], content.get("facts")
+        names: Sequence[str] | None = [] if kind == "rules" else None  # of its key; others are shared again
+        if kind == PIN and is_json_object(facts):
+            names = name_pin(facts)
+        elif kind == "server":
+            names = [str(content.get("name"))]
         if names is None:
             left_out += 1
             continue
         await table.put(table.build_key(kind, *names), content)
         written += 1
     return written, left_out
-
-
-def _find_names(kind: str, content: JsonObject) -> Sequence[str] | None:
-    """Find the names an entry's key was built from. None if its node shares it again by itself."""
-    facts = content.get("facts")
-    if kind == PIN and is_json_object(facts):
-        return name_pin(facts)
-    if kind == "server":
-        return [str(content.get("name"))]
-    return [] if kind == "rules" else None
 
 
 async def _remove_old(name: str, shared: Bucket, new: ClusterKey) -> None:

@@ -26,7 +26,7 @@ from induscode.conversations.contract import Usage
 from induscode.conversations.conversation import USAGE_OP, Conversation
 from induscode.conversations.models import InvalidAddressError, NoModelError
 from induscode.conversations.prompt import list_names
-from induscode.conversations.rewind import list_rewind_points, preview_rewind, rewind
+from induscode.conversations.rewind import describe_messages, list_rewind_points, preview_rewind, rewind
 from induscode.conversations.transcript import (
     Transcript,
     find_answer_text,
@@ -79,7 +79,7 @@ async def _rewind(host: SlashHost, rest: str) -> None:
     if scope != "files":
         await conversation.restore_state()
     parts = [] if result.files is None else [f"{format_count(len(result.files.done), 'path')} restored"]
-    parts += [_describe_messages(result.messages)] if result.messages else []
+    parts += [describe_messages(result.messages)] if result.messages else []
     host.screen.show(f"{'; '.join(parts) or 'nothing changed'}. Undo: /rewind, last entry")
     for path, reason in () if result.files is None else result.files.left:
         host.screen.show(f"{_shorten(host, path)} stays as it is: {reason}")
@@ -96,7 +96,7 @@ async def _ask(host: SlashHost, point: RewindPoint, preview: RewindPreview, scop
     if not preview.steps and scope != "talk":
         lines.append("no file changes")
     if scope != "files":
-        lines.append(_describe_messages(preview.messages))
+        lines.append(describe_messages(preview.messages))
     lines += [f"note: {note}" for note in preview.notes]
     choices = [Choice(key="y", label="yes"), Choice(key="n", label="no")]
     if conflicts:
@@ -109,12 +109,6 @@ async def _ask(host: SlashHost, point: RewindPoint, preview: RewindPreview, scop
     )
     reply = await host.screen.ask(question)
     return {"y": (), "a": conflicts}.get(reply.key)
-
-
-def _describe_messages(count: int) -> str:
-    if count < 0:
-        return f"{format_count(-count, 'message')} back in the conversation"
-    return f"{format_count(count, 'message')} hidden from the conversation"
 
 
 def _shorten(host: SlashHost, path: str) -> str:
