@@ -75,6 +75,13 @@ def test_credentials_and_sockets_are_never_proposed_and_named_with_their_key(hom
     ]
 
 
+def test_what_lies_around_its_package_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.lexists", str.isprintable)  # everything exists
+    places = SandboxPlaces(home="/nonexistent", workspace=None, package=("/projects/a",), read=(), write=())
+    seen = (Sighting("read", path, allowed=False) for path in ("/projects", "/projects/b"))
+    assert SortedSightings(seen, places).build_behaviour(()).read == ("/projects/b",)
+
+
 def test_a_path_of_the_profile_counts_as_it_is_written(home: Path) -> None:
     seen = Sighting("read", f"{home}/notes/today.md", allowed=True)
     assert sort(home, seen, read=((f"{home}/notes", "~/notes"),)).build_behaviour(()).read == ("~/notes",)

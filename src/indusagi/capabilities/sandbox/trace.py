@@ -479,7 +479,10 @@ class SortedSightings:
             self.asked[RefusedUse(shown, key)] = None
 
     def _is_above(self, path: str) -> bool:
-        return is_within(self._places.home, path) or is_within(self._places.workspace or "/", path)
+        """Tell whether a path holds one of its own places, and so perhaps other projects."""
+        places = self._places
+        package = () if is_within(path, places.home) else places.package
+        return any(is_within(one, path) for one in (places.home, places.workspace or "/", *package))
 
     def _is_own(self, path: str) -> bool:
         places = self._places
