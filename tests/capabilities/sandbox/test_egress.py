@@ -118,6 +118,37 @@ async def test_a_server_that_is_tried_reaches_private_addresses_and_they_are_not
         assert b" 403 " in await send(path, f"CONNECT {host}:{upstream.port} HTTP/1.1\r\n\r\n".encode())
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("CONNECT api.example:PORT@evil.example:443", "CONNECT user@api.example:PORT"),
+        *("CONNECT api.example.evil.example:PORT", "CONNECT evil-api.example:PORT", "CONNECT cdn.example:PORT"),
+        *("CONNECT [::ffff:127.0.0.1]:PORT", "CONNECT 127.1:PORT", "CONNECT 2130706433:PORT", "CONNECT 0x7f.1:PORT"),
+        *(
+            "CONNECT api.example%00.evil.example:PORT",
+            "CONNECT api.example\tevil.example:PORT",
+            "CONNECT localhost:PORT",
+        ),
+        *("GET http://api.example:PORT@evil.example:PORT/", "GET http://evil.example:PORT/#@api.example:PORT/"),
+        "GET http://api.example:PORT:443/",
+    ],
+)
+async def test_no_spelling_of_a_target_leads_to_another_host(target: str, tmp_path: Path) -> None:
+    async with open_egress(tmp_path, "api.example:PORT", "*.cdn.example:PORT") as (_, upstream, __, path):
+        request = f"{target} HTTP/1.1\r\nHost: api.example\r\n\r\n".replace("PORT", str(upstream.port))
+        received = await send(path, request.encode(), b"GET / HTTP/1.1\r\n\r\n")
+        assert not received.startswith((b"HTTP/1.1 200", b"HTTP/1.1 502"))
+        assert upstream.requests == []
+
+
+async def test_a_second_request_goes_to_no_other_host(tmp_path: Path) -> None:
+    async with open_egress(tmp_path, "api.example:PORT") as (proxy, upstream, blocked, path):
+        first = f"GET http://api.example:{upstream.port}/ HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"
+        second = b"CONNECT evil.example:443 HTTP/1.1\r\n\r\n"
+        assert (await send(path, first.encode(), second)).count(b"HTTP/1.1") == 1
+        assert (proxy.asked, blocked, len(upstream.requests)) == ({f"api.example:{upstream.port}"}, [], 1)
+
+
 async def test_a_host_that_does_not_answer_is_said(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind((LOOPBACK, 0))

@@ -124,6 +124,7 @@ def run(sandbox: ServerSandbox, cwd: Path | None = None) -> tuple[str, str]:
         done = subprocess.run(
             sandbox.argv,
             env=sandbox.env,
+            pass_fds=sandbox.handles,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd=cwd,
@@ -270,6 +271,22 @@ def test_a_server_reaches_no_temporary_file_and_no_proxy_of_another(
     assert f"{temporary}/secret" in errors
 
 
+@pytest.mark.parametrize("key", ["read", "write"])
+def test_a_link_that_takes_the_place_of_a_path_before_it_is_mounted_leads_nowhere(key: str, sandboxed: Path) -> None:
+    skip_without("bubblewrap")
+    data = sandboxed / "project/data"
+    data.mkdir()
+    run(prepare("standard", sandboxed, "/bin/mkdir", str(sandboxed / ".ssh")))  # in its own home
+    script = "cat data/id_ed25519; touch data/new"
+    sandbox = prepare({"profile": "standard", key: ["data"]}, sandboxed, "/bin/sh", "-c", script)
+    # As another server in this workspace would do.
+    data.rename(data.with_name("moved"))
+    data.symlink_to("../.ssh")
+    output, _ = run(sandbox)
+    assert output == ""
+    assert [path.name for path in (sandboxed / ".ssh").iterdir()] == ["id_ed25519"]
+
+
 def test_paths_that_a_row_names_are_there_and_its_secrets_are_not(sandboxed: Path) -> None:
     skip_without("bubblewrap")
     docs = sandboxed / "docs"
@@ -352,7 +369,7 @@ except OSError as exc:
 def test_a_killed_sandbox_leaves_no_process(sandboxed: Path) -> None:
     skip_without("bubblewrap")
     sandbox = prepare("standard", sandboxed, "/bin/sh", "-c", "sleep 1000 & echo started; exec sleep 1000")
-    with subprocess.Popen(sandbox.argv, env=sandbox.env, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(sandbox.argv, env=sandbox.env, stdout=subprocess.PIPE, pass_fds=sandbox.handles) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
         process.kill()

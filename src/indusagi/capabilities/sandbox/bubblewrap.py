@@ -104,6 +104,16 @@ def _try_probe(start: Sequence[str]) -> str:
     return done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
 
 
+@cache
+def can_bind_handles(program: str) -> bool:
+    """Return whether this `bwrap` can mount what a descriptor stands for (0.10.0, and 0.8.0 of Debian 12)."""
+    try:
+        done = subprocess.run([program, "--help"], capture_output=True, timeout=_PROBE_S, check=False, env={})
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return b"--ro-bind-fd" in done.stdout
+
+
 _PROBE = """read -r inside outside users < /proc/self/uid_map
 read -r first < /proc/1/comm
 case "$users $first" in 1\\ *bwrap*) exit 0;; esac

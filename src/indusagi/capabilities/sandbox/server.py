@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     MASKS,
     NAMESPACES,
     PrivateDir,
+    can_bind_handles,
     can_scope,
     cover_path,
     limit_devices,
@@ -100,6 +101,8 @@ class ServerSandbox:
     folders: tuple[str, str]
     """Its home and its temporary directory, outside."""
     home: PrivateHome | None = None
+    handles: list[int] = field(default_factory=list[int])
+    """Descriptors that its command line names."""
     socket_path: str | None = None
     """Where the egress proxy has to listen, if the profile names hosts."""
     trace_path: str | None = None
@@ -120,6 +123,12 @@ class ServerSandbox:
         self.private.remove()
         if self.home is not None:
             self.home.release()
+        _close_all(self.handles)
+
+
+def _close_all(handles: list[int]) -> None:
+    while handles:
+        os.close(handles.pop())
 
 
 class PrivateHome:
@@ -271,6 +280,8 @@ def prepare_server(
             undo.callback(MASKS.release, sandbox.masked)
             sandbox.home = PrivateHome(private_home)
             undo.callback(sandbox.home.release)
+            undo.callback(_close_all, sandbox.handles)
+            paths.pin_with(start[0], sandbox.handles)
             services = () if profile.is_strict else _list_services()
             sandbox.argv = [
                 *start,
@@ -349,6 +360,8 @@ class _ServerPaths:
         """Resolved, in order."""
         self.write: dict[str, None] = {}
         self.notes: list[str] = []
+        self._bubblewrap = ""
+        self._handles: list[int] = []
         for texts, into in ((profile.write, self.write), (profile.read, self.read)):
             for path in sorted(map(self._find, texts)):
                 self._add(into, path)
@@ -462,6 +475,30 @@ class _ServerPaths:
             if not is_within(path, "/usr", "/lib", "/bin") or shown[path] == "--bind"
         }
 
+    def pin_with(self, bubblewrap: str, handles: list[int]) -> None:
+        """Have `mount` name descriptors, added to `handles`, in place of paths that servers could replace."""
+        self._bubblewrap, self._handles = bubblewrap, handles
+
+    def _bind(self, option: str, source: str, target: str, private_home: PrivateHome) -> Sequence[str]:
+        """Return bubblewrap's option for one mount.
+
+        Raises:
+            OSError: Another server has put a link in its place.
+        """
+        roots = (*self.write, private_home.path, *(() if self._workspace is None else (self._workspace,)))
+        if not is_within(os.path.dirname(source), *roots) or not can_bind_handles(self._bubblewrap):
+            return option, source, target
+        try:
+            handle = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if option.endswith("-try"):
+                return ()
+            raise
+        self._handles.append(handle)
+        if os.readlink(f"/proc/self/fd/{handle}") != source:
+            raise OSError(errno.ELOOP, "a link took its place", source)
+        return f"{option.removesuffix('-try')}-fd", str(handle), target
+
     def mount(
         self,
         shown: Mapping[str, str],
@@ -496,9 +533,9 @@ class _ServerPaths:
             root = _find_root(os.path.dirname(path), mounts)
             is_there = root in read_only if root else not (self._profile.is_strict or is_within(path, "/dev", *covers))
             if path not in read_only or not is_there:  # each mount takes the start of the server some time
-                yield from mounts[path]
+                yield from self._bind(*mounts[path], private_home)
         for path in protected:
-            yield from cover_path(path) if path in masked else ("--ro-bind-try", path, path)
+            yield from cover_path(path) if path in masked else self._bind("--ro-bind-try", path, path, private_home)
         for path in covered:
             yield from cover_path(path)
 

@@ -105,6 +105,7 @@ class ChildProcess:
         die_with_parent: bool = True,
         gentle: bool = False,
         confine: Callable[[], None] | None = None,
+        handles: Sequence[int] = (),
     ) -> None:
         """Start the process.
 
@@ -118,6 +119,7 @@ class ChildProcess:
                 (`PR_SET_PDEATHSIG`). The fork then copies our page tables: too slow for many small commands.
             gentle: It may be installing files, so it gets SIGTERM instead of SIGKILL when we die.
             confine: Restricts the calling thread and so the process, which is then started in a thread just for it.
+            handles: Descriptors it inherits, under the same numbers.
 
         Raises:
             OSError: It can't be started.
@@ -146,6 +148,7 @@ class ChildProcess:
                 env={**env, MARK: marks},
                 cwd=cwd,
                 start_new_session=True,
+                pass_fds=handles,
                 preexec_fn=set_death_signal if die_with_parent and prctl is not None else None,
             )
 

@@ -301,7 +301,8 @@ class DisabledTool:
     def reason(self) -> str:
         """Why it's disabled."""
         if self.ref.kind == "behaviour":
-            return f"blocked: it asked for {_list_fields(self.fields)} it didn't use when its behaviour was learned"
+            fields = _list_fields(self.fields)
+            return f"blocked: it asked for something it didn't use when its behaviour was learned ({fields})"
         if self.cause == "unread":
             return "disabled: the ledger can't be read, so nobody knows whether its definition is the approved one"
         if self.cause == "added":

@@ -107,7 +107,9 @@ class RunningSandbox:
                 if self._proxy is not None:
                     observer.hosts, observer.blocked = self._proxy.asked, self._proxy.blocked
                 await to_thread.run_sync(observer.trace.open, sandbox.trace_path)
-            await child.start(sandbox.argv, sandbox.env, cwd, gentle=gentle, confine=sandbox.confine)
+            await child.start(
+                sandbox.argv, sandbox.env, cwd, gentle=gentle, confine=sandbox.confine, handles=sandbox.handles
+            )
             self._watcher.start(self._hold_limits(child, _create_watch(self._profile, sandbox, child)))
         except BaseException:
             await self.aclose()
