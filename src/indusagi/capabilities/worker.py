@@ -97,12 +97,12 @@ async def run_in_worker(
     """
     from anyio import fail_after, to_thread  # noqa: PLC0415 — the worker process does without them
 
-    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — the worker process does without it
+    from indusagi.core.process.child import ChildProcess, KeptOutput  # noqa: PLC0415 — the worker process does without
 
     command = await to_thread.run_sync(build_command, function, library, limits)
     message = await to_thread.run_sync(encode_message, arguments)
     environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
-    output = _Output()
+    output = KeptOutput(_MAX_RESULT_BYTES)
     child = ChildProcess(output)
     try:
         with fail_after(deadline_s):
@@ -122,7 +122,7 @@ async def run_in_worker(
         await child.end(0)
     types = {_name_type(returned): returned for returned in returns}
     try:
-        return cast("T", await to_thread.run_sync(decode_message, output.pieces, types))
+        return cast("T", await to_thread.run_sync(decode_message, [output.data], types))
     except ValueError:
         raise WorkerError("failed", "ended without a result") from None
 
@@ -137,23 +137,6 @@ def build_command(function: Callable[..., object], library: str, limits: WorkerL
     numbers = (str(limits.cpu_s), str(limits.memory_bytes)) if limits else ()
     paths = (_PACKAGE, os.path.join(_PACKAGE, "core"), _CAPABILITIES, library_path)
     return [sys.executable, "-I", "-c", _BOOTSTRAP, *paths, target, *numbers]
-
-
-class _Output:
-    """The stdout of a worker, up to a limit. Discards stderr."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self._left = _MAX_RESULT_BYTES
-
-    def stdout_received(self, data: bytes) -> None:
-        if self._left > 0:
-            self.pieces.append(data)
-            self._left -= len(data)
-
-    def stderr_received(self, data: bytes) -> None: ...
-
-    def state_changed(self) -> None: ...
 
 
 # -- in the worker process ----------------------------------------------------------------------
@@ -192,7 +175,7 @@ def encode_message(value: object) -> list[bytes]:
     return [len(head).to_bytes(_LENGTH_BYTES, "big"), head, *parts]
 
 
-def decode_message(pieces: Sequence[bytes], types: Mapping[str, type] | None = None) -> object:
+def decode_message(pieces: Sequence[bytes | bytearray], types: Mapping[str, type] | None = None) -> object:
     """Decode a message that may contain the dataclasses of `types`, by name; None allows all, from our own process.
 
     Raises `ValueError` if the message is invalid or incomplete.

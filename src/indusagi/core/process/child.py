@@ -69,6 +69,28 @@ class ChildListener(Protocol):
         ...
 
 
+class KeptOutput:
+    """A `ChildListener` that keeps the first bytes of the output and the last bytes of the errors."""
+
+    def __init__(self, first_bytes: int = 0, last_error_bytes: int = 0) -> None:
+        self.data = bytearray()
+        self.errors = b""
+        self._first_bytes = first_bytes
+        self._last_error_bytes = last_error_bytes
+
+    def stdout_received(self, data: bytes) -> None:
+        """Keep the data, up to the limit."""
+        self.data += data[: self._first_bytes - len(self.data)]
+
+    def stderr_received(self, data: bytes) -> None:
+        """Keep the end of the data."""
+        errors = self.errors + data
+        self.errors = errors[max(0, len(errors) - self._last_error_bytes) :]
+
+    def state_changed(self) -> None:
+        """Ignore it: the owner waits for the child's events."""
+
+
 class ChildProcess:
     """A process that leads its own session and process group."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, compact_json
-from indusagi.core.process.child import ChildProcess
+from indusagi.core.process.child import ChildProcess, KeptOutput
 from indusagi.core.time import iso_utc
 from indusagi.net.address import parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
@@ -88,7 +88,7 @@ async def _post(url: str, body: bytes) -> None:
 
 
 async def _run(argv: Sequence[str], data: bytes) -> None:
-    child = ChildProcess(_NoOutput())
+    child = ChildProcess(KeptOutput())
     try:
         async with asyncio.timeout(_COMMAND_S):
             await child.start(argv, os.environ, None)
@@ -104,16 +104,3 @@ async def _run(argv: Sequence[str], data: bytes) -> None:
             await child.end(0.5, drain_s=0.5)
     if child.exit_code:
         raise AnnouncementError(f"{argv[0]} failed (exit code {child.exit_code})")
-
-
-class _NoOutput:
-    """Drops a command's output."""
-
-    def stdout_received(self, data: bytes) -> None:
-        """Drop it."""
-
-    def stderr_received(self, data: bytes) -> None:
-        """Drop it."""
-
-    def state_changed(self) -> None:
-        """Ignore it: `_run` waits for the child."""

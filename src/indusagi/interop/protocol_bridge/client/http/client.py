@@ -24,7 +24,7 @@ import anyio
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object
-from indusagi.core.process.child import ChildProcess
+from indusagi.core.process.child import ChildProcess, KeptOutput
 from indusagi.interop.auth.contract import AuthFault, Refusal, RequestAuthorizer
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
@@ -447,7 +447,7 @@ class HeaderCommand:
         """Do nothing: each run belongs to a request."""
 
     async def _run(self) -> dict[str, str]:
-        output = _CommandOutput()
+        output = KeptOutput(_MAX_OUTPUT_BYTES)  # standard error may contain a secret
         child = ChildProcess(output)
         own = {"INDUS_SERVER": self._server, "INDUS_SERVER_URL": self._url}
         owner = f"the header command of server {self._server!r}"
@@ -480,19 +480,3 @@ def _parse_headers(data: bytes) -> dict[str, str] | None:
     headers = {name.lower(): value for name, value in document.items() if isinstance(value, str)}
     is_valid = all(is_valid_header(name, value) for name, value in headers.items())
     return headers if is_valid and len(headers) == len(document) else None
-
-
-class _CommandOutput:
-    """The command's standard output, up to a limit; standard error is dropped."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def stdout_received(self, data: bytes) -> None:
-        self.data += data[: _MAX_OUTPUT_BYTES - len(self.data)]
-
-    def stderr_received(self, data: bytes) -> None:
-        """Drop it: it may contain a secret."""
-
-    def state_changed(self) -> None:
-        """Ignore it: `_run` waits for the child."""
