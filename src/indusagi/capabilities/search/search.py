@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import anyio
 from anyio import to_thread
@@ -267,17 +267,8 @@ def _build_options(search: Search) -> Iterator[str]:
         yield from (f"--glob={glob}" for glob in ([search.glob] if any("{" in part for part in globs) else globs))
 
 
-class OutputReader(Protocol):
-    """Consumes the output of a program until it has enough."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether we can kill the program."""
-        ...
-
-    def feed(self, data: bytes) -> None:
-        """Consume a chunk of output."""
-        ...
+OutputReader: TypeAlias = "MatchReader | CountReader | _TextReader"
+"""Consumes the output of a program until `is_full`."""
 
 
 @record

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
+
+import anyio
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.records import record
@@ -24,6 +27,7 @@ from indusagi.interop.protocol_bridge.rpc.mcp_headers import SERVER_INFO
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolResult
 
+Ready: TypeAlias = asyncio.Event | anyio.Event
 BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
 """A tool box, or a function that returns the current one."""
 
@@ -140,18 +144,6 @@ def _to_plain(value: Mapping[str, JsonLike]) -> JsonObject:
         return value
 
     return cast("JsonObject", copy(value))
-
-
-class Ready(Protocol):
-    """An event of asyncio or anyio."""
-
-    def is_set(self) -> bool:
-        """Return whether it's set."""
-        ...
-
-    async def wait(self) -> object:
-        """Wait until it's set."""
-        ...
 
 
 @runtime_checkable
