@@ -9,13 +9,13 @@ import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.budget import OutputBudget, clip
+from indusagi.capabilities.budget import OutputBudget, SessionDir, clip
 from indusagi.capabilities.context import CleanupStack, PerContext, ToolContext
 from indusagi.capabilities.files.codec import HEAD_BYTES, is_binary
 from indusagi.capabilities.files.lines import describe_invisible
@@ -27,10 +27,6 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.process.tree import ProcessTree, ResourceUsage, measure_usage, signal_group, signal_processes
 from indusagi.core.records import record
 from indusagi.runtime.contract import Keep
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.budget import SessionDir
-
 
 _POLL_INTERVAL_S = 0.05
 

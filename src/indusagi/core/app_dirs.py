@@ -19,13 +19,10 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from heapq import merge
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from indusagi.core.ids import new_ulid
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonValue
-
+from indusagi.core.json import JsonValue
 
 # -- paths ------------------------------------------------------------------------------------
 

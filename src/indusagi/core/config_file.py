@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from indusagi.core.app_dirs import read_small_file
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
 
 LARGEST_BYTES = 16 * 1024 * 1024
 _MAX_COMMENTED_CHARS = 1024 * 1024

@@ -16,17 +16,14 @@ import threading
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final, cast
+from types import AsyncGeneratorType
+from typing import Final, cast
 
 import httpcore2
 from anyio import CancelScope, to_thread
 
 from indusagi.net.address import WebUrl, classify_address, is_loopback, parse_url
 from indusagi.net.policy import FetchError
-
-if TYPE_CHECKING:
-    from types import AsyncGeneratorType
-
 
 _MAX_ADDRESSES: Final = 4
 """How many addresses of a name to try, one after the other."""

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from indusagi.capabilities.files.codec import (
     CHUNK_BYTES,
@@ -25,11 +25,9 @@ from indusagi.capabilities.files.codec import (
     guess_encoding_at,
     name_line_ending,
 )
+from indusagi.core.json import JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, find_invisible_kinds
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonValue
 
 SCAN_LIMIT_BYTES = 128 * 1024 * 1024
 """Files larger than this aren't read to the end, so they get no line count and no digest."""

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.codec import TextForm, decode_lossless, digest_bytes, encode, encode_piece
 from indusagi.capabilities.files.diff import (
@@ -34,12 +33,9 @@ from indusagi.capabilities.files.replace import (
 )
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 from indusagi.core.app_dirs import is_within, parts_below
+from indusagi.core.json import JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import common_end, common_start
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonValue
-
 
 MAX_PATCH_BYTES = 16 * 1024
 LIGHT_CHARACTERS = 256 * 1024

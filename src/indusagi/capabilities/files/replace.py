@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.codec import TextForm, encode_piece
 from indusagi.capabilities.files.diff import format_line, format_visible, number_lines
@@ -22,17 +21,15 @@ from indusagi.capabilities.files.match import (
     MAX_SPANS,
     MatchStrategy,
     NoMatch,
+    Span,
     TextMatch,
     drops_return,
     find_match,
     normalize_endings,
 )
+from indusagi.core.json import JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import common_end, common_start
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.files.match import Span
-    from indusagi.core.json import JsonValue
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 """Largest file we edit; anything larger is a job for a program."""

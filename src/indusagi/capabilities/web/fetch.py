@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 from anyio import current_time, to_thread
 
@@ -26,6 +26,7 @@ from indusagi.capabilities.web.page import (
     ACCEPT,
     PDF,
     BytesPage,
+    Format,
     TextPage,
     build_page,
     extract_pdf_text,
@@ -34,17 +35,13 @@ from indusagi.capabilities.web.page import (
 )
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.net.address import parse_url
 from indusagi.net.client import CrossSiteRedirect, Truncation, WebClient, WebResponse
 from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.web.page import Format
-    from indusagi.core.json import JsonObject, JsonValue
-
 
 PageT = TypeVar("PageT")
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from html import unescape
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlencode
 
 from anyio import fail_after, move_on_after, to_thread
 
+from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.ports import Freshness, SearchError, SearchHit, SearchProvider, SearchQuery, WebSettings
 from indusagi.capabilities.web.fetch import fence_text
 from indusagi.capabilities.web.page import show_invisible
@@ -25,10 +26,6 @@ from indusagi.net.address import WebUrl, is_subdomain, parse_host_and_port, pars
 from indusagi.net.client import CrossSiteRedirect, WebClient
 from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-
 
 # -- providers --------------------------------------------------------------------------------
 #

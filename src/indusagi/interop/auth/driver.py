@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import anyio
 
 from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK, Clock
-from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.auth.contract import (
+    AuthFault,
+    AuthSettings,
+    CredentialStore,
+    ResourceKind,
+    ServerAuth,
+    SignInPrompt,
+    SignInRequired,
+    StoredCredentials,
+    TokenSet,
+)
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.metadata import IssuerMetadata, canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.requests import AuthIO, Challenge, HttpReply, find_oauth_challenge, parse_challenges
@@ -24,17 +33,6 @@ from indusagi.net.address import PRIVATE_KINDS, classify_address
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
 from indusagi.net.dial import system_resolver
 from indusagi.net.policy import FetchError, HttpPolicy
-
-if TYPE_CHECKING:
-    from indusagi.interop.auth.contract import (
-        AuthSettings,
-        CredentialStore,
-        ResourceKind,
-        ServerAuth,
-        SignInPrompt,
-        StoredCredentials,
-        TokenSet,
-    )
 
 _BODY_BYTES = 1024 * 1024
 _REQUEST_S = 20.0

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from indusagi.core.json import JsonLike
 from indusagi.core.records import record
+from indusagi.core.time import Clock
 from indusagi.interop.auth.contract import (
     AUTH_METHODS,
     AuthFault,
+    AuthMethod,
+    AuthSettings,
     ClientRegistration,
     CredentialKey,
     IssuerEndpoints,
+    RedirectReceiver,
     StoredCredentials,
     TokenSet,
 )
@@ -40,17 +44,12 @@ from indusagi.interop.auth.token_endpoint import (
     GrantRequest,
     ProofKey,
     TokenClient,
+    TokenGrant,
     build_client_authentication,
     choose_auth_method,
     request_tokens,
     run_grant,
 )
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonLike
-    from indusagi.core.time import Clock
-    from indusagi.interop.auth.contract import AuthMethod, AuthSettings, RedirectReceiver
-    from indusagi.interop.auth.token_endpoint import TokenGrant
 
 _REFUSED_CLIENT = frozenset({"invalid_client", "unauthorized_client", "invalid_redirect_uri", "invalid_request"})
 """Errors from issuers that can't use a client ID metadata document."""

@@ -7,14 +7,11 @@ Documents come from untrusted servers. We reject a document about another server
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
+from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, parse_texts
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
 
 
 @record(kw_only=True)

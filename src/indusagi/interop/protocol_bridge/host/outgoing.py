@@ -10,8 +10,10 @@ import asyncio
 import itertools
 import json
 import os
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from types import TracebackType
+from typing import BinaryIO, Protocol
 
+from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
@@ -21,12 +23,6 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     parse_error,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, TransportEnd
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from indusagi.core.json import JsonObject
-
 
 BUSY = -32000
 _RANDOM_BYTES = 12

@@ -15,14 +15,11 @@ import stat
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+from indusagi.core.json import JsonObject
 from indusagi.core.process.pipes import PipeReader, PipeWriter
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import CLOSED, BaseTransport, TransportEnd, encode_frame
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
 
 _CHUNK_BYTES = 64 * 1024
 _LINES_PER_TURN = 128

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.interop.protocol_bridge.client.handlers import ABANDONED_S
 from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import ServerConfig
@@ -25,11 +25,13 @@ from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, HostLimi
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
 from indusagi.interop.protocol_bridge.relay.upstream import (
     CANCELLED,
     PROGRESS,
     UNAVAILABLE,
     ReconnectBackoff,
+    RelayedRequest,
     RequestForwarder,
     ToolSchemas,
     UpstreamPool,
@@ -37,18 +39,13 @@ from indusagi.interop.protocol_bridge.relay.upstream import (
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import LOG_LEVEL, SUBSCRIPTION, VERSION
 from indusagi.interop.protocol_bridge.rpc.transport import (
+    RequestId,
     decode_frame_verbatim,
     encode_object,
     estimate_size,
     get_object,
     is_peer_id,
 )
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
-    from indusagi.interop.protocol_bridge.relay.upstream import RelayedRequest
-    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _STOP_S = 2.5
 """Calls and the server behind them get five seconds altogether to end."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
-    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 LINGERING = 256
 """Refused clients that may still be sending; past this number the oldest is disconnected."""
