@@ -209,11 +209,15 @@ async def test_rules_on_arguments_decide_about_calls(
 @pytest.mark.anyio
 async def test_a_denied_argument_that_the_tool_lacks_denies_every_call_and_names_those_it_has(tmp_path: Path) -> None:
     permissions = Permissions(rules(allow="github__*", deny="github__create_issue(repository=acme/*)"))
-    result = await permissions.check(_create_issue(), {"repo": "other/site"}, context(tmp_path))
-    assert not result.allowed
-    assert (
-        "names the argument 'repository', which github__create_issue doesn't have (it has repo, title)" in result.reason
-    )
+    # A model that reads the message can't get past the rule by adding the argument.
+    calls: list[JsonObject] = [{"repo": "other/site"}, {"repo": "other/site", "repository": "x"}]
+    for arguments in calls:
+        result = await permissions.check(_create_issue(), arguments, context(tmp_path))
+        assert not result.allowed
+        assert (
+            "names the argument 'repository', which github__create_issue doesn't have (it has repo, title)"
+            in result.reason
+        )
 
 
 SCHEMA: JsonObject = {
@@ -223,6 +227,8 @@ SCHEMA: JsonObject = {
         "x.y": {"type": "integer"},
         "o": {"type": "object", "properties": {"b": {"type": "boolean"}}},
         "any": {"type": "object"},
+        "open": {"type": "object", "properties": {"b": {}}, "additionalProperties": True},
+        "shut": {"type": "object", "properties": {"b": {}}, "additionalProperties": False},
         "list": {"type": "array", "items": {"type": "object", "properties": {"b": {}}}},
         "either": {"anyOf": [{"type": "object"}, {"type": "null"}]},
     },
@@ -232,11 +238,13 @@ SCHEMA: JsonObject = {
 @pytest.mark.parametrize(
     ("specifier", "unknown"),
     [
-        ("a=1, q=2", None),
+        ("a=1, o.b=2", None),
+        ("open.q=2", None),
         ("a=1, c=2", "c"),
         ("x.y=1", None),
         ("o.b=true", None),
         ("o.force=true", "o.force"),
+        ("shut.q=2", "shut.q"),
         ("a.b=1", "a.b"),
         ("list.b=1", None),
         ("list.0=1", "list.0"),
@@ -244,11 +252,9 @@ SCHEMA: JsonObject = {
         ("either.c=1", None),
     ],
 )
-def test_an_argument_is_unknown_if_neither_the_definition_nor_the_call_has_it(
-    specifier: str, unknown: str | None
-) -> None:
-    assert find_unknown_argument(specifier, SCHEMA, {"q": 1}) == unknown
-    assert find_unknown_argument(specifier, None, {}) is None
+def test_an_argument_is_unknown_if_the_definition_rules_it_out(specifier: str, unknown: str | None) -> None:
+    assert find_unknown_argument(specifier, SCHEMA) == unknown
+    assert find_unknown_argument(specifier, None) is None
 
 
 @pytest.mark.anyio
@@ -281,6 +287,7 @@ def test_an_allow_rule_without_an_argument_name_is_a_mistake() -> None:
         ("saas-action(GET domain:api.shop.example, id=8)", "", False),
         ("saas-action", "saas-action(slug:SHOP_GET_*, id=7)", False),
         ("saas-action", "saas-action(slug:SHOP_GET_*, id=8)", True),
+        ("saas-action", "saas-action(slug:SHOP_GET_*, idd=8)", False),
     ],
 )
 async def test_rules_on_arguments_decide_about_actions(tmp_path: Path, allow: str, deny: str, *, allowed: bool) -> None:

@@ -34,6 +34,7 @@ from indusagi.net.policy import FetchError
 from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.openapi import ConnectorFault, abbreviate_schema
 from induscode.connectors.operations import (
+    BODY,
     ApiRequest,
     OperationIndex,
     OperationSpec,
@@ -227,7 +228,8 @@ class ConnectorGateway:
         except (ConnectorFault, CoreError):
             url = f"{row.base_url}{operation.path}"
         pin = content_hash([row.base_url, operation.method, operation.path, operation.id])
-        return ActionTarget(operation.method, url, pin)
+        names = [*(parameter.argument for parameter in operation.parameters), *([BODY] if operation.body else [])]
+        return ActionTarget(operation.method, url, pin, tuple(names))
 
     # -- loading --------------------------------------------------------------------------------
 

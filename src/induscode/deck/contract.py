@@ -413,6 +413,8 @@ class ActionTarget:
     url: str
     pin: str | None = None
     """A digest of the action behind the slug. Rules for the slug apply to this digest only."""
+    parameters: tuple[str, ...] = ()
+    """The names of its arguments."""
 
 
 @runtime_checkable

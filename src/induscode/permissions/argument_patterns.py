@@ -37,7 +37,7 @@ _MOST_DIGITS: Final = 400
 """A longer text is too much work for a number."""
 _COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 """Also writes NaN, which texts with JSON may have."""
-_UNREADABLE: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
+_UNREADABLE: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties", "if")
 """Parts of a schema that may describe more arguments."""
 
 
@@ -143,18 +143,18 @@ def parse_argument_patterns(specifier: str) -> Sequence[ArgumentPattern] | None:
     return None
 
 
-def find_unknown_argument(specifier: str, schema: JsonObject | None, arguments: JsonValue) -> str | None:
-    """Find an argument that a specifier names although neither the definition (`schema`) nor the call has it."""
-    for pattern in parse_argument_patterns(specifier) or () if schema else ():
-        found = _find_values(arguments, pattern.path, whole=False, loosely=True)
-        if _lacks(schema, pattern.path) and all(value is _MISSING for value in found):
-            return ".".join(pattern.path)
-    return None
+def find_unknown_argument(specifier: str, schema: JsonObject | None) -> str | None:
+    """Find an argument that a specifier names although the definition (`schema`) doesn't have it.
+
+    That a call has it changes nothing: whoever makes the call could add it to get past the rule.
+    """
+    patterns = (parse_argument_patterns(specifier) or ()) if schema else ()
+    return next((".".join(one.path) for one in patterns if _lacks(schema, one.path)), None)
 
 
 def _lacks(schema: JsonValue, path: tuple[str, ...]) -> bool:
     """Return whether a definition says that there's nothing at a path."""
-    if not path or not is_json_object(schema) or any(name in schema for name in _UNREADABLE):
+    if not path or not is_json_object(schema) or any(schema.get(name) for name in _UNREADABLE):
         return False
     kind, properties = schema.get("type"), schema.get("properties")
     if kind == "array":

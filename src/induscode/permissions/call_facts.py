@@ -101,6 +101,8 @@ class CallFacts:
     """The HTTP method of a connector's action."""
     slug: str | None = None
     """The action's name."""
+    parameters: tuple[str, ...] = ()
+    """The names of the action's arguments."""
     remote: RemoteToolRef | None = None
     """The server's tool; `None` for a local tool."""
     shares_name: bool = False
@@ -120,7 +122,9 @@ class CallFacts:
 
     @property
     def schema(self) -> JsonObject | None:
-        """The arguments in the definition of a server's tool; `None` if it names none."""
+        """The arguments in the definition of a server's tool or an action; `None` if it names none."""
+        if self.parameters:
+            return {"type": "object", "properties": {name: {} for name in self.parameters}}
         schema: object = None if self.card is None else self.card.parameters
         return schema if is_json_object(schema) and schema.get("properties") else None
 
@@ -232,6 +236,7 @@ async def _add_target(facts: CallFacts, card: TargetedCard) -> CallFacts:
         url=target.url,
         method=target.method,
         slug=slug if isinstance(slug, str) else None,
+        parameters=target.parameters,
         pin=target.pin,
     )
 

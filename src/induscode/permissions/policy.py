@@ -219,15 +219,14 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
         return PatternMatch.NO
     if facts.method is not None and facts.slug is not None and facts.url is not None:
         match = match_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
-        applies = match is not PatternMatch.NO and _match_arguments(rule.specifier, facts, loosely=True)
-        return PatternMatch.YES if applies else PatternMatch.NO
+        meets = _find_unknown(rule, facts) is not None or _match_arguments(rule.specifier, facts, loosely=True)
+        return PatternMatch.YES if match is not PatternMatch.NO and meets else PatternMatch.NO
     if facts.url is not None and rule.specifier.startswith(_DOMAIN):
         host = parse_host(facts.url)
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
         return max(by_path, PatternMatch.YES if applies else PatternMatch.NO)
     if parse_argument_patterns(rule.specifier) is not None:
-        is_unknown = find_unknown_argument(rule.specifier, facts.schema, facts.arguments) is not None
-        applies = is_unknown or _match_arguments(rule.specifier, facts, loosely=True)
+        applies = _find_unknown(rule, facts) is not None or _match_arguments(rule.specifier, facts, loosely=True)
         return PatternMatch.YES if applies else PatternMatch.NO
     return PatternMatch.YES  # a specifier that means nothing for this tool applies to every call
 
@@ -241,14 +240,19 @@ def _match_arguments(specifier: str, facts: CallFacts, *, loosely: bool) -> bool
     return all(pattern.matches(arguments, loosely=loosely) for pattern in patterns)
 
 
+def _find_unknown(rule: Rule, facts: CallFacts) -> str | None:
+    specifier = rule.specifier or ""
+    return find_unknown_argument(specifier if facts.slug is None else specifier.partition(",")[2], facts.schema)
+
+
 def explain_rule(rule: Rule, facts: CallFacts) -> str:
     """Describe a rule in a reason, with the argument it names in vain."""
-    name = find_unknown_argument(rule.specifier or "", facts.schema, facts.arguments)
-    if name is None or facts.slug is not None:
+    if (name := _find_unknown(rule, facts)) is None:
         return f"rule {rule.reason}"
     properties = (facts.schema or {}).get("properties")
     known = ", ".join(properties if is_json_object(properties) else ()) or "none"
-    return f"rule {rule.reason} names the argument {name!r}, which {facts.tool} doesn't have (it has {known})"
+    owner = facts.slug or facts.tool
+    return f"rule {rule.reason} names the argument {name!r}, which {owner} doesn't have (it has {known})"
 
 
 def _match_paths(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
@@ -325,9 +329,7 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
     if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
         if (rule := next((rule for rule in naming if _allows_whole_call(rule, facts)), None)) is not None:
             return [], [rule]
-        mistaken = (
-            rule for rule in naming if find_unknown_argument(rule.specifier or "", facts.schema, facts.arguments)
-        )
+        mistaken = (rule for rule in naming if _find_unknown(rule, facts))
         return [Need("; ".join([_describe_call(facts), *(explain_rule(rule, facts) for rule in mistaken)]))], []
     needs: list[Need] = []
     rules: list[Rule] = []

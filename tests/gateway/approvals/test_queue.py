@@ -318,6 +318,23 @@ async def test_a_principal_cannot_fill_the_queue(tmp_path: Path) -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_calls_that_a_client_withdraws_push_no_waiting_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("induscode.gateway.approvals.store._MOST", 3)
+    async with opened(tmp_path) as desk, calling(), anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: desk.call(repo="a"))
+        first = await desk.wait_for_request()
+        for number in range(2, 8):
+            async with anyio.create_task_group() as cancelled:
+                cancelled.start_soon(lambda: desk.call(repo="b"))
+                await desk.wait_for_request(number)
+                cancelled.cancel_scope.cancel()
+        assert len(await desk.list_all()) <= 4
+        assert await desk.approve(first)
+    assert desk.ran == [{"repo": "a"}]
+
+
 async def test_arguments_that_nobody_reads_are_not_asked_about(tmp_path: Path) -> None:
     async with opened(tmp_path) as desk, calling():
         assert "too long to be shown" in await desk.call(repo="x" * 200_000)

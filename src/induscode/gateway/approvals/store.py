@@ -141,7 +141,8 @@ class ApprovalStore:
         row = (approval.id, approval.digest, approval.state.value, json.dumps(facts), approval.asked_ms,
                approval.expires_ms, approval.answered_by, approval.comment)  # fmt: skip
         with self._lock, transaction(self._open()):
-            over = "SELECT id FROM approvals ORDER BY asked_ms DESC LIMIT -1 OFFSET ?"
+            # A waiting one stays, however many another client makes and withdraws.
+            over = "SELECT id FROM approvals WHERE state <> 'waiting' ORDER BY asked_ms DESC LIMIT -1 OFFSET ?"
             old = f"DELETE FROM approvals WHERE asked_ms < ? OR id IN ({over})"
             self._open().execute(old, (now_ms() - _KEPT_MS, _MOST - 1))
             insert = f"INSERT OR IGNORE INTO approvals ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
