@@ -21,8 +21,7 @@ from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 from tests.support.waiting import until
 
-from indusagi.capabilities.files import openat
-from indusagi.capabilities.files.policy import workspace_policy
+from indusagi.capabilities.files.policy import DirFdPath, workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
 
@@ -664,14 +663,14 @@ async def test_a_folder_is_opened_by_descriptor(fs: Fs, tmp_path: Path) -> None:
 
 async def test_a_cancelled_opening_of_a_folder_leaves_no_descriptor(fs: Fs, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    really = openat.DirFdPath.open_folder
+    really = DirFdPath.open_folder
 
-    def slowly(spot: openat.DirFdPath) -> int:
+    def slowly(spot: DirFdPath) -> int:
         begun.set()
         go_on.wait(60)
         return really(spot)
 
-    monkeypatch.setattr(openat.DirFdPath, "open_folder", slowly)
+    monkeypatch.setattr(DirFdPath, "open_folder", slowly)
     task = asyncio.ensure_future(fs.folder("."))  # noqa: TID251 — a caller that knows no scopes
     await anyio.to_thread.run_sync(begun.wait, 10)
     task.cancel()

@@ -18,8 +18,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.files.codec import HEAD_BYTES, decode_lossless, sniff
 from indusagi.capabilities.files.lines import format_path
-from indusagi.capabilities.files.openat import open_at, real_path
-from indusagi.capabilities.files.policy import workspace_policy
+from indusagi.capabilities.files.policy import open_at, real_path, workspace_policy
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.app_dirs import parts_below
 from indusagi.core.text import cut_text, make_visible

@@ -15,7 +15,7 @@ from tests.support.scripts import unmeasured
 
 from indusagi.capabilities.files import atomic_write
 from indusagi.capabilities.files.atomic_write import write_atomically
-from indusagi.capabilities.files.openat import open_at
+from indusagi.capabilities.files.policy import open_at
 from indusagi.capabilities.ports import PathRefused
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def test_a_read_only_file_is_not_written_under_any_name(
 def test_a_read_only_file_in_a_writable_directory_is_not_replaced() -> None:
     script = """
 import os, pathlib, tempfile
-from indusagi.capabilities.files.openat import open_at
+from indusagi.capabilities.files.policy import open_at
 from indusagi.capabilities.files.atomic_write import write_atomically
 
 with tempfile.TemporaryDirectory() as folder:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from tests.support.scripts import unmeasured
 
-from indusagi.capabilities.files import openat
-from indusagi.capabilities.files.openat import SymlinkError, open_at, open_directory
-from indusagi.capabilities.files.policy import workspace_policy
+from indusagi.capabilities.files.policy import DirFdPath, SymlinkError, open_at, open_directory, workspace_policy
 from indusagi.capabilities.local import fs as local_fs
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import PathRefused
@@ -158,7 +156,7 @@ def test_c4_no_write_leaves_the_base_while_links_are_swapped(field: Field, path:
     assert sorted(os.listdir(field.outside / "d")) == ["x"]
 
 
-def _put(spot: openat.DirFdPath) -> None:
+def _put(spot: DirFdPath) -> None:
     from indusagi.capabilities.files.atomic_write import write_atomically  # noqa: PLC0415 — beside its use
 
     write_atomically(spot, b"evil", spot.path)
@@ -178,7 +176,7 @@ def test_c4_nothing_is_created_or_removed_outside_while_links_are_swapped(field:
     assert sorted(os.listdir(field.outside / "d")) == ["x"]
 
 
-def _unlink(spot: openat.DirFdPath) -> None:
+def _unlink(spot: DirFdPath) -> None:
     os.unlink(spot.name, dir_fd=spot.folder)
 
 
@@ -193,15 +191,15 @@ def test_c4_no_listing_leaves_the_base_while_links_are_swapped(field: Field) -> 
 
 def test_a_link_swapped_in_and_out_only_delays(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [3]
-    really = openat.DirFdPath.stat
+    really = DirFdPath.stat
 
-    def swap_first(spot: openat.DirFdPath) -> os.stat_result:
+    def swap_first(spot: DirFdPath) -> os.stat_result:
         if left[0]:
             left[0] -= 1
             raise SymlinkError(spot.path)
         return really(spot)
 
-    monkeypatch.setattr(openat.DirFdPath, "stat", swap_first)
+    monkeypatch.setattr(DirFdPath, "stat", swap_first)
     assert field.fs._read("f", 0, None) == b"ours"
     left[0] = 100
     with pytest.raises(OSError, match="symbolic links") as caught:

@@ -35,7 +35,7 @@ from indusagi.core.tasks import run_shielded
 from indusagi.core.time import now_ms
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.files.openat import DirFdPath
+    from indusagi.capabilities.files.policy import DirFdPath
 
 
 # -- locks ------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from typing import BinaryIO, TypeVar
 from anyio import to_thread
 
 from indusagi.capabilities.files.atomic_write import require_regular_file, write_atomically
-from indusagi.capabilities.files.openat import DirFdPath, SymlinkError, open_at, open_directory, real_path
-from indusagi.capabilities.files.policy import PathPolicy
+from indusagi.capabilities.files.policy import DirFdPath, PathPolicy, SymlinkError, open_at, open_directory, real_path
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, PathRefused, WorkT
 from indusagi.core.app_dirs import parts_below, sort_in_chunks
 from indusagi.core.tasks import run_shielded

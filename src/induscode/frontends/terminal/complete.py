@@ -18,8 +18,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from indusagi.capabilities.files.ignore import REPOSITORY, IgnoreRules
-from indusagi.capabilities.files.openat import real_path
-from indusagi.capabilities.files.policy import workspace_policy
+from indusagi.capabilities.files.policy import real_path, workspace_policy
 from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
 from induscode.cli.terminal import escape_unprintable
 
