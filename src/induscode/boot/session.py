@@ -25,7 +25,7 @@ from induscode.deck.catalog import capability_ids, cards_for_profile, find_missi
 from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile
 from induscode.deck.mcp.boot import BootedBridge, BootOptions
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.store import LedgerStore
+from induscode.deck.mcp.store import LedgerStore, open_store
 from induscode.deck.provision import DeckRunner, DeckToolBox, ToolDeck, base_context, provision_deck
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import ADDONS_REQUIRED, CODE_ENABLED
@@ -159,8 +159,6 @@ async def open_session(
         UnknownCapability: A tool in `--tools` is unknown.
         ConfigPathError: A path in `--mcp` doesn't exist.
     """
-    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a session that opens one
-
     async with AsyncExitStack() as stack:
         handles = framework or DeckFramework()
         if handles.memory is None:  # the project's file, the same one in every command

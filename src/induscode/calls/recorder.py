@@ -17,7 +17,7 @@ from json import JSONEncoder
 from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import Note, describe_error
@@ -275,8 +275,6 @@ class CallRecorder:
 
     async def aclose(self) -> None:
         """Write the remaining calls, stop the thread, and report new notes."""
-        from anyio import move_on_after, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
-
         self._closing.set()
         self._hurry.set()
         self._wake.set()

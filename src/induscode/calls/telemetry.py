@@ -11,6 +11,7 @@ OpenTelemetry is only loaded if the environment configures a collector
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from contextvars import Token
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from indusagi import __version__
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject
 from indusagi.runtime.calls import (
@@ -76,8 +78,6 @@ def open_telemetry(
         from induscode.calls.exporters import ExportWatch, WatchedMetricExporter, WatchedSpanExporter  # noqa: PLC0415 — an extra
     except ImportError:
         return Note(owner, "a collector is configured, and the package is missing", "pip install 'indus-deck[otel]'")
-    from indusagi import __version__  # noqa: PLC0415 — for a collector
-
     named = {} if environ.get("OTEL_SERVICE_NAME") else {"service.name": "indus"}
     resource = Resource.create({**named, "service.version": __version__})
     # Don't wait at process exit: the end of the run has its own limit.
@@ -150,8 +150,6 @@ class CallTelemetry:
 
     async def aclose(self) -> None:
         """Export the rest within `CLOSE_S`, all exporters in parallel, without retries."""
-        import threading  # noqa: PLC0415 — for a collector
-
         from anyio import CancelScope, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
         if self._watch is not None:

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+from asyncio import get_running_loop
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from threading import Lock
@@ -64,8 +65,6 @@ async def handle_signals() -> AsyncGenerator[SignalState]:
     SIGINT and SIGTERM stop the gateway, and so does a SIGHUP from a closed terminal. Any other SIGHUP reloads the
     files. A second signal kills the process and its descendants. Main thread only.
     """
-    from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
-
     loop, state = get_running_loop(), SignalState()
     had_terminal = has_terminal()
 

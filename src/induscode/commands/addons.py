@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import escape_unseen
+from induscode.addons.chain import call_hook
 from induscode.addons.contract import AddonError, Interceptor
-from induscode.addons.loader import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
+from induscode.addons.loader import (
+    PROJECT_DIR,
+    AddonConsentStore,
+    ProjectAddon,
+    describe_refusal,
+    discover_addons,
+    load_addon,
+)
 from induscode.cli.listing import Listing
 from induscode.cli.output import (
     as_json,
@@ -196,8 +204,6 @@ def doctor(context: click.Context, *, as_json: bool) -> int:
 
 async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObject:
     """Load and close a trusted addon, and build its row."""
-    from induscode.addons.chain import call_hook  # noqa: PLC0415 — not for the help
-    from induscode.addons.loader import describe_refusal, load_addon  # noqa: PLC0415 — not for the help
     from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
 
     refusal = describe_refusal(source)

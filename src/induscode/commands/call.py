@@ -48,7 +48,7 @@ from induscode.deck.provision import ToolDeck
 from induscode.launch.options import define_command, read_invocation
 from induscode.launch.settings import CODE_ENABLED
 from induscode.permissions import build_call_checks
-from induscode.servers.plan import ServerPlan
+from induscode.servers.plan import ServerPlan, hide_ad_hoc_id, plan_ad_hoc_server
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
@@ -116,8 +116,6 @@ def command(
                 raise click.UsageError(message)
         return call_content(context, tool, arguments, call.object, output, save)
     if line is not None or url is not None or headers:
-        from induscode.servers.plan import plan_ad_hoc_server  # noqa: PLC0415 — for these options
-
         sandbox = "standard" if invocation.sandbox == "required" else None
         call.plan = plan_ad_hoc_server(context, line, url, headers, sandbox)
         call.ad_hoc = call.plan.rows[0]
@@ -225,8 +223,6 @@ class CallRun:
         """Strip the generated id of an ad-hoc server from a message."""
         if self.ad_hoc is None:
             return text
-        from induscode.servers.plan import hide_ad_hoc_id  # noqa: PLC0415 — for these options
-
         return hide_ad_hoc_id(text, self.ad_hoc)
 
     async def execute(self, token: CancelToken) -> int:

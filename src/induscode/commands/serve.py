@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import click
 
+from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 from induscode.gateway.options import (
     CONNECTIONS,
     REQUESTS,
@@ -61,7 +62,6 @@ def ui(context: click.Context, *, port: int, no_browser: bool, read_only: bool, 
     The page is served on 127.0.0.1 and opens with the address that is printed. MCP clients can use the same address
     with the path /mcp, as with indus serve --http.
     """
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — imports the bridge
     from induscode.gateway.run import run_serve  # noqa: PLC0415 — imports the bridge
 
     settings = HttpSettings(

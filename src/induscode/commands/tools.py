@@ -13,7 +13,7 @@ import click
 
 from indusagi.core.json import JsonObject
 from indusagi.core.text import cut_text, format_count
-from induscode.boot.catalog import ListedTool, ToolListing, list_tools
+from induscode.boot.catalog import ListedTool, ToolListing, list_search_items, list_tools
 from induscode.boot.plans import canon_tool_name
 from induscode.cli.listing import Listing, print_table
 from induscode.cli.output import as_json, build_unknown_name, can_ask_user, confirm, print_notes, write_json
@@ -22,8 +22,8 @@ from induscode.cli.terminal import print_line, print_status, print_text, stdout_
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool, no_check, output_option
 from induscode.deck.catalog import has_capability
 from induscode.launch.options import define_command, name_profile, read_invocation
-from induscode.search.background import INSTALL_NUMPY, has_numpy
-from induscode.search.items import SearchKind
+from induscode.search.background import INSTALL_NUMPY, has_numpy, open_index
+from induscode.search.items import SearchKind, format_signature
 from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
 from induscode.servers.remedies import format_command
 
@@ -177,10 +177,6 @@ def search(
     Best matches come first. Known servers aren't started; others get three seconds to come up. Prompts and resources
     are found only after you've listed them once. The exit code is 1 if nothing is found.
     """
-    from induscode.boot.catalog import list_search_items  # noqa: PLC0415 — imports the deck
-    from induscode.search.background import open_index  # noqa: PLC0415 — for searches alone
-    from induscode.search.items import format_signature  # noqa: PLC0415 — for searches alone
-
     query = " ".join(words)
     if not query.strip():
         raise click.UsageError("WORDS has no word: say what the tool does, or its name")

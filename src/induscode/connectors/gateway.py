@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import quote, urlencode
 
 import anyio
 from anyio import to_thread
@@ -190,8 +191,6 @@ class ConnectorGateway:
         """
         row, slug, url = connector.row, operation.slug, request.url
         if credentials.query is not None:
-            from urllib.parse import quote, urlencode  # noqa: PLC0415 — for one kind of credentials
-
             url += f"{'&' if '?' in url else '?'}{urlencode([credentials.query], quote_via=quote)}"
         headers = {"Accept": _ACCEPT, **request.headers, **credentials.headers}
         sent = WebRequest(url, operation.method, headers, request.body, follow="origin")

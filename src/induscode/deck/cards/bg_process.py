@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.jobs import JobTable
+from indusagi.capabilities.jobs import JobKind, JobTable, jobs_of
 from indusagi.capabilities.ports import STOP_GRACE_MS as STOP_GRACE_MS
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject
@@ -46,8 +46,6 @@ class DaemonTable:
 
     def of(self, ctx: ToolContext) -> JobTable:
         """Return the table. A private one ends with the context it's first used in."""
-        from indusagi.capabilities.jobs import JobTable, jobs_of  # noqa: PLC0415 — loaded when a command is started
-
         if self._in_deck:
             return jobs_of(ctx)
         if self._table is None:
@@ -66,7 +64,6 @@ def _build(deck: DeckContext) -> Capability:
     daemons = DaemonTable(in_deck=deck.in_deck)
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        from indusagi.capabilities.jobs import JobKind  # noqa: PLC0415 — loaded when the card is used
         from indusagi.capabilities.tools.process import run_action  # noqa: PLC0415 — as above
 
         return await run_action(daemons.of(ctx), arguments, ctx, JobKind("bg", CAPTURE_DIRNAME))

@@ -35,20 +35,13 @@ from induscode.deck.stores.tree import (
 LIMIT_S = 10.0
 """Time limit for one snapshot. The first one reads all files git converts, such as with `text=auto`."""
 _SETTINGS = {
-    "core.fsmonitor": "false",
+    **dict.fromkeys(("core.fsmonitor", "core.untrackedCache", "core.splitIndex", "maintenance.auto"), "false"),
+    **dict.fromkeys(("core.autocrlf", "core.safecrlf", "core.protectNTFS", "core.protectHFS"), "false"),
+    **dict.fromkeys(("core.fileMode", "core.symlinks"), "true"),
     "core.hooksPath": os.devnull,
-    "core.untrackedCache": "false",
-    "core.splitIndex": "false",
-    "core.fileMode": "true",
-    "core.symlinks": "true",
-    "core.autocrlf": "false",
-    "core.safecrlf": "false",
-    "core.protectNTFS": "false",
-    "core.protectHFS": "false",
     "core.looseCompression": "1",
     "core.fsync": "none",
     "gc.auto": "0",
-    "maintenance.auto": "false",
 }
 _CONVERSIONS = ("text", "eol", "crlf", "ident", "filter", "working-tree-encoding")
 """Attributes that make stored content differ from the file's bytes."""

@@ -213,22 +213,13 @@ def build_call(call_id: str, name: str, arguments: JsonValue, kind: str, cwd: st
 
 
 KINDS = {
-    "read": "read",
-    "ls": "read",
-    "todo_read": "think",
-    "todo_set": "think",
-    "todo": "think",
-    "grep": "search",
-    "find": "search",
-    "websearch": "search",
+    **dict.fromkeys(("read", "ls"), "read"),
+    **dict.fromkeys(("todo_read", "todo_set", "todo"), "think"),
+    **dict.fromkeys(("grep", "find", "websearch"), "search"),
     "webfetch": "fetch",
-    "write": "edit",
-    "edit": "edit",
-    "bash": "execute",
-    "process": "execute",
-    "bg-process": "execute",
-    ENTER: "switch_mode",
-    EXIT: "switch_mode",
+    **dict.fromkeys(("write", "edit"), "edit"),
+    **dict.fromkeys(("bash", "process", "bg-process"), "execute"),
+    **dict.fromkeys((ENTER, EXIT), "switch_mode"),
 }
 """Kinds of native tools; any other tool is `other`."""
 _FENCED = frozenset({"read", "search", "execute"})

@@ -28,8 +28,9 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.text import cut_text, format_count
 from induscode.cli.terminal import escape_unprintable, redirected_status_lines
+from induscode.conversations.contract import RunResult
 from induscode.frontends.terminal.blocks import cut_to_cells
-from induscode.frontends.terminal.complete import open_history
+from induscode.frontends.terminal.complete import InputCompleter, open_history
 from induscode.frontends.terminal.render import EventRenderer, format_status
 from induscode.frontends.terminal.screen import Screen
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, find_command, name_slash_commands, parse_line
@@ -235,8 +236,6 @@ class InteractiveApp:
             with self._leaving.guard():
                 await _import_later(_CONVERSATION)
             if not self._leaving.cancelled:
-                from induscode.frontends.terminal.complete import InputCompleter  # noqa: PLC0415 — after the first prompt
-
                 self._completer = InputCompleter(self._invocation.cwd, self._describe_commands)
                 tasks.start_soon(_import_later, _MARKDOWN)
                 await self._hold_conversations()
@@ -423,9 +422,7 @@ class InteractiveApp:
 
     async def _run_turn(self, conversation: Conversation, message: str) -> None:
         """Answer one message, printing text and calls as they finish."""
-        from induscode.conversations.contract import RunResult  # noqa: PLC0415 — after the first prompt
         from induscode.conversations.mentions import attach_mentions  # noqa: PLC0415 — after the first prompt
-        from induscode.frontends.terminal.render import EventRenderer  # noqa: PLC0415 — after the first prompt
 
         first, *more = message.split("\n")
         for line in (f"> {first}", *(f"  {line}" for line in more)):
