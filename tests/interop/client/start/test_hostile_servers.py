@@ -31,7 +31,7 @@ from indusagi.core.json import is_json_object
 from indusagi.interop import StdioServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tests.support.hostile import Attempt
 
@@ -60,7 +60,7 @@ def find_nothing(_: str) -> tuple[tuple[str, ...], str]:
 class Machine:
     """A home, a project, sockets, processes and other canaries, for one run."""
 
-    def __init__(self, folder: Path, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, shared: Path, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
         self.home = folder / "home"
         self.project = self.home / "project"
         for name in SECRETS:
@@ -69,8 +69,6 @@ class Machine:
             (repository / ".git/hooks").mkdir(parents=True)
             (repository / ".git/config").write_text("")
         (self.home / ".local/bin").mkdir()
-        shared = Path(tempfile.mkdtemp(prefix="indus-test-", dir="/var/tmp"))
-        stack.callback(subprocess.run, ["rm", "-rf", str(shared)], check=False)
         temporary = Path(tempfile.mkdtemp(prefix="indus-test-", dir="/tmp"))
         stack.callback(subprocess.run, ["rm", "-rf", str(temporary)], check=False)
         self._put(temporary / "canary")
@@ -239,8 +237,19 @@ def attack_bare(probes: Mapping[str, tuple[str, list[object]]]) -> dict[str, str
     return json.loads(json.loads(done.stdout)["result"]["content"][0]["text"])
 
 
+@pytest.fixture(scope="session")
+def sockets() -> Iterator[Path]:
+    """A directory for sockets that no sandbox's own `/tmp` covers.
+
+    It stays until the end of the run: a sandbox of another test that found a socket there can't cover it otherwise.
+    """
+    folder = tempfile.mkdtemp(prefix="indus-test-", dir="/var/tmp")
+    yield Path(folder)
+    subprocess.run(["rm", "-rf", folder], check=False)
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+def run(tmp_path_factory: pytest.TempPathFactory, sockets: Path) -> Callable[[str], dict[str, str]]:
     """Run all attempts once in a profile, and return the outcome of each: `done`, or what has stopped it."""
     outcomes: dict[str, dict[str, str]] = {}
 
@@ -249,7 +258,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, s
             folder = tmp_path_factory.mktemp(name)
             (folder / "bin").mkdir()
             offer_bubblewrap(folder / "bin", patch)
-            machine = Machine(folder, stack, patch)
+            (sockets / name).mkdir()
+            machine = Machine(folder, sockets / name, stack, patch)
             probes = {name: (attempt.probe, machine.fill(attempt)) for name, attempt in ATTEMPTS.items()}
             if name == "bare":
                 return attack_bare(probes)
