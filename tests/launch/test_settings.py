@@ -64,6 +64,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "web.timeout_s": (5, 5, [0, 601, None]),
     "search.searxng_url": ("http://s:8080", "http://s:8080", ["s", 3, "ftp://s"]),
     "sandbox": ("required", "required", ["requird", True, None]),
+    "review": ("note", "note", ["maybe", True, None]),
     "model.name": ("openai:x", "openai:x", ["", 3]),
     "model.base_url": ("https://h", "https://h", ["h", ""]),
     "model.max_requests": (7, 7, [0, "7", -1]),

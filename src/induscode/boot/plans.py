@@ -25,7 +25,7 @@ from induscode.core.consent import ConsentState, digest_facts
 from induscode.deck.contract import BackendFault, BridgeFault, UnknownCapability
 from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock, read_locked_labels
 from induscode.launch.invocation import Invocation
-from induscode.launch.settings import SANDBOX
+from induscode.launch.settings import REVIEW, SANDBOX
 from induscode.servers.config import (
     DiscoveredConfig,
     UnusableFileError,
@@ -124,7 +124,10 @@ def plan_servers(
     locked, labels, unread = _read_lock(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
     configured = tuple(row.id for row in found.rows)
-    return ServerPlan(found.rows, configs, consent, notes, locked, configured, approved, labels, requires_sandbox)
+    review = invocation.settings.get(REVIEW)
+    return ServerPlan(
+        found.rows, configs, consent, notes, locked, configured, approved, labels, requires_sandbox, review
+    )
 
 
 def _name_origin(invocation: Invocation) -> str:

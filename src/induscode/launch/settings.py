@@ -169,6 +169,14 @@ SANDBOX = Setting(
     tighten=lambda user, project: "required" if project == "required" else user,
     flag="--sandbox",
 )
+REVIEW: Setting[Any] = Setting(
+    "review",
+    "What the review does with a new definition of a server that may mislead a model: hold it until you approve it, "
+    "note it, or nothing (off).",
+    "hold",
+    _choice("hold", "note", "off"),
+    tighten=lambda user, project: min(user, project, key=("hold", "note", "off").index),
+)
 MODEL_NAME = Setting(
     "model.name", "The model: anthropic:NAME, openai:NAME, or NAME at model.base_url.", None, _TEXT, flag="--model"
 )

@@ -34,8 +34,10 @@ from induscode.core.faults import BridgeFault
 from induscode.servers.config import list_all_paths, read_rows, resolve_rows
 from induscode.servers.config.dialects import detect_dialect
 from induscode.servers.config.rows import (
+    REVIEW_MODES,
     InvalidRowError,
     Origin,
+    ReviewMode,
     Scope,
     ServerRow,
     find_project_dir,
@@ -76,6 +78,10 @@ class ServerPlan:
     """The labels in the project's lock file, by server."""
     requires_sandbox: bool = False
     """Whether a server only starts if its row names a sandbox."""
+    review: ReviewMode = "hold"
+    """The setting: what the review does with new definitions."""
+    neighbours: Mapping[str, ServerConfig] = field(default_factory=dict[str, "ServerConfig"])
+    """Trusted servers that `narrow` left out. New definitions are compared with theirs."""
 
     @classmethod
     def from_configs(cls, configs: Iterable[ServerConfig]) -> ServerPlan:
@@ -96,6 +102,16 @@ class ServerPlan:
     def growing(self) -> Collection[str]:
         """The ids of servers whose rows approve all additions (`"added": "allow"`)."""
         return {row.id for row in self.rows if row.added == "allow"}
+
+    @property
+    def reviews(self) -> Mapping[str, ReviewMode]:
+        """What the review does for each server. Only rows in the user's own files can make it milder."""
+        modes: dict[str, ReviewMode] = {}
+        for row in self.rows:
+            own: ReviewMode = row.review or self.review
+            stricter = own if REVIEW_MODES.index(own) > REVIEW_MODES.index(self.review) else self.review
+            modes[row.id] = own if row.origin.scope == "user" else stricter
+        return modes
 
     def find_places(self) -> Mapping[str, str]:
         """Map each server to its place, a digest of file and name that survives edits of the row."""
@@ -123,6 +139,10 @@ class ServerPlan:
             self,
             rows=tuple(row for row in self.rows if row.id in servers),
             configs={server: config for server, config in self.configs.items() if server in servers},
+            neighbours={
+                **self.neighbours,
+                **{server: config for server, config in self.configs.items() if server not in servers},
+            },
             notes=tuple(note for note in self.notes if not note.owner.startswith(others)),
         )
 

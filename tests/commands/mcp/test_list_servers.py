@@ -74,6 +74,7 @@ def test_every_server_is_listed_with_its_phase_and_the_reason(tmp_path: Path) ->
         "start": None,
     }
     more: dict[str, Any] = {"fault": None, "message": "switched off: indus mcp enable off", "disabled": []}
+    more["findings"] = []
     assert listed["off"] == {"name": "off", "scope": "user", "file": str(user_file()), **off, **more}
     assert "s3cret" not in done.stdout + done.stderr
     assert "p4ss" not in done.stdout + done.stderr

@@ -63,7 +63,7 @@ class Pins:
         known = self.known.setdefault(ref, raw)
         return None if is_same_definition(known, raw) else closest_drift(ref, [known], raw)
 
-    def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
+    def judge(self, ref: RemoteToolRef, raw: JsonObject, _: object = None) -> PinVerdict:
         drift = self.check(ref, raw)
         return PinVerdict(drift, None if drift is not None and drift.disables else self.known[ref])
 

@@ -29,6 +29,7 @@ from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.text import clean_text, escape_unseen, format_count
 from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.contract import (
+    ITEM_KINDS,
     EndpointStatus,
     ProtocolFault,
     RemoteTool,
@@ -45,6 +46,8 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
+from induscode.deck.mcp.review import Finding
+from induscode.deck.mcp.reviewer import Reviewer, open_reviewer
 from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Row
 from induscode.deck.mcp.store.pins import StorePins, find_started_before, read_pins
@@ -95,6 +98,8 @@ class _Findings:
     remedy: str | None = None
     notes: Sequence[str] = ()
     disabled: Sequence[DisabledTool] = ()
+    findings: Sequence[Finding] = ()
+    """What the review finds in its definitions."""
     has_labels: bool = False
     """Whether its row or the lock file has labels."""
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
@@ -105,7 +110,7 @@ class _Findings:
         hidden = {"references", "warnings", "has_labels"}
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in hidden}
         values |= {"stderr": [*self.stderr], "notes": [*self.notes], "labels": [*self.labels]}
-        values["disabled"] = [tool.as_json() for tool in self.disabled]
+        values |= {key: [one.as_json() for one in getattr(self, key)] for key in ("disabled", "findings")}
         named = {"latencyMs" if key == "latency_ms" else key: value for key, value in values.items()}
         return {**named, **self.references}
 
@@ -144,13 +149,14 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
         history = StartHistory()
         async with opened_store() as store:
             pins = await read_pins(store, plan.configs.values(), places)
+            reviewer = await open_reviewer(store, plan, ("tool", *CONTENT_KINDS))
             for config in await find_started_before(store, plan.configs.values()):
                 history.record_up(config)
         async with create_task_group() as tasks:
             for findings in examined:
                 if findings.name in plan.configs:
                     config = plan.configs[findings.name]
-                    tasks.start_soon(_examine, findings, config, pins, history)
+                    tasks.start_soon(_examine, findings, config, pins, reviewer, history)
         return 0
 
     code = run_until_signal(work) if plan.configs else 0
@@ -212,7 +218,9 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
     return findings
 
 
-async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, history: StartHistory) -> None:
+async def _examine(
+    findings: _Findings, config: ServerConfig, pins: StorePins, reviewer: Reviewer, history: StartHistory
+) -> None:
     clock = get_running_loop().time
     started = clock()
 
@@ -240,7 +248,10 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
         for kind in CONTENT_KINDS:
             with suppress(ProtocolFault):  # the status has a note about it
                 listed += await endpoint.list_items(kind)
-        _add_disabled_tools(findings, listed, pins)
+        for kind in ITEM_KINDS:
+            reviewer.learn(config.id, kind, [item for item in listed if item.ref.kind == kind])
+        findings.findings = reviewer.review_all((item.ref, item.raw) for item in listed)
+        _add_disabled_tools(findings, listed, pins, reviewer)
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
         connected = findings.handshake == "done"
@@ -253,22 +264,21 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
         await endpoint.close()
 
 
-def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins) -> None:
-    """Record the tools that are disabled because their definitions changed since approval."""
+def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins, reviewer: Reviewer) -> None:
+    """Record the tools that are disabled because they changed since approval, or the review holds them."""
     disabled: list[DisabledTool] = []
     for remote in listed:
         try:
-            drift = pins.judge(remote.ref, remote.raw).drift
+            drift = reviewer.judge(pins, remote).drift
         except NotJson:
             continue  # it has no digest, as a note of the listing says
         if drift is not None and drift.disables:
-            name, cause = remote.descriptor.name, "added" if drift.is_added else "changed"
-            disabled.append(DisabledTool(remote.ref, name, drift.grade, drift.fields, cause=cause))
+            disabled.append(drift.disable(remote.descriptor.name))
     findings.disabled = disabled
     if disabled:
         diff = command_line("indus", "mcp", "diff", findings.name)
         approve = command_line("indus", "mcp", "approve", findings.name)
-        findings.remedy = f"look at what has changed: {diff}; approve it: {approve}"
+        findings.remedy = f"look at what waits: {diff}; approve it: {approve}"
 
 
 def _describe_sandbox(findings: _Findings) -> str:
@@ -308,6 +318,7 @@ def _print_report(
             lines += _describe_labels(findings)
         lines += [f"stderr: {line}" for line in findings.stderr]
         lines += [f"note: {note}" for note in findings.notes]
+        lines += map(str, findings.findings)
         lines += [
             f"{tool.ref.kind} {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}"
             for tool in findings.disabled

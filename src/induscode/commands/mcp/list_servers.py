@@ -20,7 +20,10 @@ from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_async, run_for_result
 from induscode.cli.terminal import print_line
 from induscode.commands.groups import complete_server
+from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import command_line, describe_causes
+from induscode.deck.mcp.review import count_findings
+from induscode.deck.mcp.reviewer import open_reviewer
 from induscode.deck.mcp.store.events import filter_texts
 from induscode.deck.mcp.store.pins import read_disabled_tools
 from induscode.launch.options import flags, read_invocation
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.review import Finding
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow
     from induscode.servers.plan import ServerPlan
@@ -214,6 +218,8 @@ class _States(NamedTuple):
     """Tool counts, as last seen."""
     disabled: dict[str, Sequence[DisabledTool]]
     """Disabled tools, as last seen."""
+    findings: dict[str, Sequence[Finding]]
+    """What the review finds in their definitions."""
 
 
 def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
@@ -225,12 +231,13 @@ def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
     disabled: dict[str, list[DisabledTool]] = {}
     for tool in mcp.disabled:
         disabled.setdefault(tool.ref.server, []).append(tool)
-    return _States(known, counts, {**disabled})
+    findings = {server: mcp.enrolment.list_findings(server) for server in known}
+    return _States(known, counts, {**disabled}, findings)
 
 
 async def _read_states(plan: ServerPlan) -> _States:
     """Read the states from the ledger, without connecting."""
-    states = _States({}, {}, {})
+    states = _States({}, {}, {}, {})
     if not plan.configs:
         return states
     async with opened_store() as store:
@@ -240,6 +247,8 @@ async def _read_states(plan: ServerPlan) -> _States:
             if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
                 states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
         states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
+        reviewer = await open_reviewer(store, plan, ("tool", *CONTENT_KINDS))
+        states.findings.update((server, reviewer.review_server(server)) for server in plan.configs)
     return states
 
 
@@ -271,6 +280,9 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         if status.fault is not None:
             message = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
+    findings = states.findings.get(row.id, ())
+    if not message and not disabled and findings:
+        message = f"{count_findings(findings)}; look: {command_line('indus', 'mcp', 'get', row.id)}"
     if not message and disabled:
         names = ", ".join(tool.ref.name for tool in disabled[:_MAX_NAMES])
         more = f" and {len(disabled) - _MAX_NAMES} more" if len(disabled) > _MAX_NAMES else ""
@@ -295,6 +307,7 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         "fault": fault,
         "message": message,
         "disabled": [one.as_json() for one in disabled],
+        "findings": [one.as_json() for one in findings],
         **(build_reference_facts(row) if waiting else {}),
     }
 
@@ -316,6 +329,7 @@ def _list_switched_off(invocation: Invocation) -> list[JsonObject]:
             "fault": None,
             "message": f"switched off: indus mcp enable {one.name}",
             "disabled": [],
+            "findings": [],
         }
         for one in find_switched_off(invocation)
     ]
@@ -346,9 +360,12 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
         write_json(facts)
         return 0
     for key, value in facts.items():
-        if key in {"references", "disabled"}:
+        if key in {"references", "disabled", "findings"}:
             for item in cast("list[JsonObject]", value):
-                if key == "references":
+                if key == "findings":
+                    kind, name, place = item["kind"], _format_value(item["name"]), item["place"]
+                    print_line(f"{item['severity']}: {kind} {name}, {place}: {item['message']} [{item['check']}]")
+                elif key == "references":
                     secret = " (looks like a secret)" if item["looksSecret"] else ""
                     print_line(f"reference: {item['written']} in {item['place']}, for {item['recipient']}{secret}")
                 else:

@@ -28,10 +28,11 @@ from induscode.cli.output import (
     write_json,
 )
 from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import print_line, print_status, print_text
+from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
+from induscode.deck.mcp.capability import name_item
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
-from induscode.deck.mcp.drift import build_approval, command_line, name_item
+from induscode.deck.mcp.drift import build_approval, command_line
 from induscode.deck.mcp.lock import LOCK_NAME, compare_lock, read_lock, write_lock
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.config.trust import TrustStore
@@ -134,6 +135,7 @@ async def _connected(plan: ServerPlan) -> AsyncGenerator[tuple[BootedBridge, Seq
         try:
             for server in plan.configs:
                 await mcp.wait_listed(server)
+            await mcp.learn_neighbours()
             yield mcp, await ServerContent(mcp).read_apps()
         finally:
             await mcp.aclose()
@@ -221,7 +223,9 @@ def _print_drifts(
                 "server": drift.ref.server,
                 "kind": drift.ref.kind,
                 "tool": drift.ref.name,
-                "added": drift.is_added,
+                "added": drift.cause == "added",
+                "cause": drift.cause,
+                "findings": [one.as_json() for one in drift.findings],
                 "grade": str(drift.grade),
                 "fields": [*drift.fields],
                 "before": drift.before,
@@ -233,8 +237,8 @@ def _print_drifts(
         write_json({"drifts": rows, **({"digests": digests} if approvals else {})})
         return
     for drift in drifts:
-        print_line(drift.summary)
-        print_text(drift.diff())
+        for line in drift.lines:
+            print_line(line)
     for server, approval in approvals.items():
         command = command_line("indus", "mcp", "approve", server)
         print_line(f"To approve {approval.subject}: {command}; in a script: {command} --yes --digest {approval.digest}")

@@ -165,6 +165,8 @@ class BootedBridge:
         """Loop time of the last pin read, per server."""
         self._configs: dict[str, tuple[ServerConfig, bool]] = {}
         """Each server's configuration, and whether it's trusted."""
+        self._neighbours: Sequence[ServerConfig] = ()
+        """Servers outside a narrowed plan that the review doesn't know yet."""
         self._known_refs: set[RemoteToolRef] = set()
         """Tools the store knew before their servers listed them."""
         self._startup = BackgroundTask("boot of servers")
@@ -373,6 +375,8 @@ class BootedBridge:
         """
         self.journal.add_servers(servers)
         self._pins.locked, self._pins.growing = plan.locked, plan.growing
+        self.enrolment.reviewer.modes, self.enrolment.reviewer.default = plan.reviews, plan.review
+        self._neighbours = [*plan.neighbours.values()]
         self._pins.forget([config.id for config in servers], unread=True)
         known: Mapping[str, Sequence[RemoteTool]] = {}
         disabled: Mapping[str, Sequence[DisabledTool]] = {}
@@ -510,7 +514,10 @@ class BootedBridge:
 
         Otherwise a server could fail here until a user has reviewed it elsewhere, then list something else.
         """
-        if server not in self._configs or not self._pins.is_first(server, kind):
+        is_first = server in self._configs and self._pins.is_first(server, kind)
+        if is_first or server in self._pins.growing:
+            await self.learn_neighbours()
+        if not is_first:
             return
         now = asyncio.get_running_loop().time()
         if now - self._pins_read_at.get(server, 0.0) < _PINS_MAX_AGE_S:
@@ -522,6 +529,12 @@ class BootedBridge:
             self._pins.forget([server], unread=True)
         else:
             self._pins_read_at.update((config.id, now) for config in firsts)
+
+    async def learn_neighbours(self) -> None:
+        """Let the review compare with servers that the plan has left out."""
+        configs, self._neighbours = self._neighbours, ()
+        with suppress(SilentStoreError):  # the store has a note about it
+            await self.enrolment.reviewer.learn_stored(self._store, configs, ("tool", *self.options.kinds))
 
     async def aclose(self) -> None:
         """Close the servers and flush the journal, and the store if the bridge owns it."""

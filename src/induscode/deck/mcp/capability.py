@@ -15,6 +15,7 @@ from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json, content_hash
 from indusagi.core.records import record
+from indusagi.core.text import escape_unseen
 from indusagi.interop.protocol_bridge.client.skills import INSTRUCTIONS, read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.contract import (
@@ -241,6 +242,19 @@ def _check(name: object, description: object, parameters: object, runner: object
     if runner is not None and not callable(runner) and not callable(getattr(runner, "run", None)):
         what = type(runner).__name__
         raise BuildFailed(identity, f"its runner ({what}) isn't callable and has no method run")
+
+
+def name_item(ref: RemoteToolRef) -> str:
+    """Name an item in one line: server and tool, and the kind if it isn't a tool.
+
+    Adds an ASCII form to names with possible lookalikes, such as Cyrillic letters.
+    """
+    if ref.kind == "behaviour":
+        return escape_unseen(f"{ref.server}'s behaviour")
+    name = escape_unseen(f"{ref.server}/{ref.name}")
+    if not name.isascii():
+        name += f" [{name.encode('ascii', 'backslashreplace').decode()}]"
+    return name if ref.kind == "tool" else f"{name} ({ref.kind})"
 
 
 def definition_pin(raw: JsonObject) -> str:

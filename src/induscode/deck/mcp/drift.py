@@ -27,7 +27,7 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import escape_unseen, format_count
 from induscode.core.consent import build_consent
-from induscode.deck.mcp.capability import definition_pin
+from induscode.deck.mcp.capability import definition_pin, name_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from induscode.core.consent import Consent
+    from induscode.deck.mcp.review import Finding
 
 
 _SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -213,8 +214,9 @@ def _sort_clause(clause: str) -> str:
 
 _MAX_FIELD_CHARS = 40
 
-DisabledCause: TypeAlias = Literal["changed", "added", "unread"]
-"""The definition differs from the approved one, the server added it later, or the ledger is unreadable."""
+DisabledCause: TypeAlias = Literal["changed", "added", "review", "unread"]
+"""The definition differs from the approved one, the server added it later, the review of a new one found something
+serious, or the ledger is unreadable."""
 
 
 class DriftGrade(StrEnum):
@@ -238,8 +240,9 @@ class Drift:
     """`None`: the tool didn't exist, or its approved definition wasn't stored."""
     after: JsonObject | None
     """`None`: the tool is gone."""
-    is_added: bool = False
-    """Whether an already known server added it."""
+    cause: DisabledCause = "changed"
+    findings: Sequence[Finding] = ()
+    """What the review found in the current definition."""
 
     @property
     def digest(self) -> str:
@@ -259,10 +262,40 @@ class Drift:
         return self.grade is not DriftGrade.COSMETIC
 
     @property
+    def label(self) -> str:
+        """The kind of change in a few words."""
+        return {"added": "added", "review": "new"}.get(self.cause, f"{self.grade} change")
+
+    @property
+    def checks(self) -> Sequence[str]:
+        """The ids of the checks with a serious finding."""
+        return tuple(dict.fromkeys(one.check for one in self.findings if one.severity == "serious"))
+
+    @property
     def summary(self) -> str:
         """Tool, grade and differing parts, in one line."""
-        what = "added" if self.is_added else f"{self.grade} ({_list_fields(self.fields)})"
+        what = f"{self.grade} ({_list_fields(self.fields)})" if self.cause == "changed" else self.label
         return f"{name_item(self.ref)}: {what}"
+
+    @property
+    def headlines(self) -> Sequence[str]:
+        """The summary and the findings."""
+        return (self.summary, *(f"  {one.brief}" for one in self.findings))
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The whole change: the summary, the findings, and the diff."""
+        return (*self.headlines, *self.diff().splitlines())
+
+    @property
+    def facts(self) -> JsonValue:
+        """Everything an approval of it covers: exactly this definition, with these findings."""
+        facts: list[JsonValue] = [self.ref.kind, self.ref.name, self.digest]
+        return [*facts, [str(one) for one in self.findings]] if self.findings else facts
+
+    def disable(self, name: str, *, unsettled: bool = False) -> DisabledTool:
+        """Build the item that this change disables, under the name a model would call it by."""
+        return DisabledTool(self.ref, name, self.grade, self.fields, unsettled, self.cause, self.checks)
 
     def diff(self) -> str:
         """Format the change as a unified diff."""
@@ -296,6 +329,8 @@ class DisabledTool:
     unsettled: bool = False
     """Whether it keeps switching between approved and other definitions."""
     cause: DisabledCause = "changed"
+    checks: Sequence[str] = ()
+    """The ids of the checks with a serious finding. A model reads them, so there's no quote."""
 
     @property
     def reason(self) -> str:
@@ -305,8 +340,12 @@ class DisabledTool:
             return f"blocked: it asked for something it didn't use when its behaviour was learned ({fields})"
         if self.cause == "unread":
             return "disabled: the ledger can't be read, so nobody knows whether its definition is the approved one"
+        found = f"the review found something serious in it ({', '.join(self.checks)})" if self.checks else ""
+        if self.cause == "review":
+            return f"disabled: it's new, and {found or 'the review found something serious in it before'}"
         if self.cause == "added":
-            return "disabled: its server has added it since you approved the others"
+            added = "disabled: its server has added it since you approved the others"
+            return f"{added}, and {found}" if found else added
         changed = f"{self.grade} change of {_list_fields(self.fields)}" if self.fields else self.grade
         if self.unsettled:
             return f"disabled: its definition keeps switching away from what was approved ({changed})"
@@ -345,6 +384,7 @@ class DisabledTool:
             "grade": str(self.grade),
             "fields": [*self.fields],
             "cause": self.cause,
+            "checks": [*self.checks],
             "reason": self.reason,
             "approve": self.approve_command,
         }
@@ -355,20 +395,9 @@ def describe_causes(tools: Iterable[DisabledTool]) -> str:
     causes = {tool.cause for tool in tools}
     if "unread" in causes:
         return "the ledger can't be read"
-    return f"{' or '.join(sorted(causes, reverse=True))} since approved"
-
-
-def name_item(ref: RemoteToolRef) -> str:
-    """Name an item in one line: server and tool, and the kind if it isn't a tool.
-
-    Adds an ASCII form to names with possible lookalikes, such as Cyrillic letters.
-    """
-    if ref.kind == "behaviour":
-        return escape_unseen(f"{ref.server}'s behaviour")
-    name = escape_unseen(f"{ref.server}/{ref.name}")
-    if not name.isascii():
-        name += f" [{name.encode('ascii', 'backslashreplace').decode()}]"
-    return name if ref.kind == "tool" else f"{name} ({ref.kind})"
+    since = " or ".join(cause for cause in ("changed", "added") if cause in causes)
+    parts = [f"{since} since approved" if since else "", "held by the review" if "review" in causes else ""]
+    return " or ".join(filter(None, parts))
 
 
 def _list_fields(fields: Sequence[str]) -> str:
@@ -447,8 +476,8 @@ def closest_drift(ref: RemoteToolRef, approved: Iterable[JsonObject], raw: JsonO
 def build_approval(server: str, drifts: Iterable[Drift]) -> Consent:
     """Build the prompt to approve a server's current definitions, showing every change in full."""
     shown = sorted(drifts, key=lambda drift: (drift.ref.kind, drift.ref.name))
-    lines = [line for drift in shown for line in (drift.summary, *drift.diff().splitlines())]
-    facts: list[JsonValue] = [[drift.ref.kind, drift.ref.name, drift.digest] for drift in shown]
+    lines = [line for drift in shown for line in drift.lines]
+    facts: list[JsonValue] = [drift.facts for drift in shown]
     return build_consent(f"{format_count(len(shown), 'definition')} of server {server!r}", facts, lines)
 
 

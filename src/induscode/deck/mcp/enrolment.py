@@ -36,8 +36,10 @@ from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability, build_behaviour, definition_pin, read_definitions
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, differ_in_order_alone, grade_drift
 from induscode.deck.mcp.ledger import BridgeKey, BridgeLedger, EnrollRequest
+from induscode.deck.mcp.reviewer import Reviewer
 
 if TYPE_CHECKING:
+    from induscode.deck.mcp.review import Finding
     from induscode.deck.mcp.store.journal import Journal
     from induscode.deck.mcp.store.pins import StorePins
 
@@ -68,6 +70,7 @@ class Enrolment:
         self.ledger = ledger
         """The current ledger: every change makes a new one."""
         self._pins = pins
+        self.reviewer = Reviewer()
         self._sink = sink
         self._now = now
         self._waiting: dict[RemoteToolRef, RemoteTool] = {}
@@ -97,8 +100,17 @@ class Enrolment:
 
     @property
     def drifts(self) -> Sequence[Drift]:
-        """All listed but unapproved definitions, cosmetic changes included."""
-        return tuple(self._drifts.values())
+        """All listed but unapproved definitions, cosmetic changes included, with what the review finds in them."""
+        return tuple(
+            replace(drift, findings=self.reviewer.review(drift.ref, drift.after or {}))
+            for drift in self._drifts.values()
+        )
+
+    def list_findings(self, server: str) -> Sequence[Finding]:
+        """Review what a server lists, and what of it is enrolled."""
+        items = {item.ref: item.raw for item in self.ledger.snapshot.live.values() if item.ref.server == server}
+        items |= {ref: remote.raw for ref, remote in self._waiting.items() if ref.server == server}
+        return self.reviewer.review_all(items.items())
 
     def find_disabled(self, name: str, kind: ItemKind = "tool") -> DisabledTool | None:
         """Find a disabled tool (or other item) by the name a model would use."""
@@ -201,6 +213,7 @@ class Enrolment:
         `disabled` holds tools outside the list that the store remembers from the previous run.
         """
         before = self.ledger
+        self.reviewer.learn(server, kind, listed)
         refs = {remote.ref for remote in listed}
 
         def is_gone(ref: RemoteToolRef) -> bool:
@@ -286,7 +299,9 @@ class Enrolment:
             self._sink.record_listing(ref.server, (), disabled, ref.kind, None if waiting is None else waiting.raw)
 
     def _judge(self, remote: RemoteTool) -> PinVerdict:
-        return PinVerdict(served=remote.raw) if self._pins is None else self._pins.judge(remote.ref, remote.raw)
+        if self._pins is None:
+            return PinVerdict(served=remote.raw)
+        return self.reviewer.judge(self._pins, remote)
 
     def _sync_tool(self, server: str, remote: RemoteTool) -> None:
         ref = remote.ref
@@ -360,10 +375,8 @@ class Enrolment:
         if drift is None:
             self._disabled[ref] = DisabledTool(ref, name, DriftGrade.ROUTING, cause="unread")
             return
-        unsettled = self._switches[ref] >= MOST_SWITCHES
-        cause = "added" if drift.is_added else "changed"
         self._waiting[ref], self._drifts[ref] = remote, drift
-        self._disabled[ref] = DisabledTool(ref, name, drift.grade, drift.fields, unsettled, cause)
+        self._disabled[ref] = drift.disable(name, unsettled=self._switches[ref] >= MOST_SWITCHES)
         self._record_drift(drift)
 
     def _forget_drift(self, ref: RemoteToolRef) -> None:
@@ -375,7 +388,9 @@ class Enrolment:
         key = drift.ref, drift.grade
         if self._sink is not None and key not in self._recorded_drifts:
             self._recorded_drifts.add(key)
-            detail = f"{'added' if drift.is_added else drift.grade}: {', '.join(drift.fields)}"
+            what = str(drift.grade) if drift.cause == "changed" else drift.label
+            found = f"; the review found: {', '.join(drift.checks)}" if drift.checks else ""
+            detail = f"{what}: {', '.join(drift.fields)}{found}"
             self._sink.record_event("drift", drift.ref.server, drift.ref.name, detail)
 
     def _retire(self, ref: RemoteToolRef, server: str) -> None:
@@ -467,6 +482,7 @@ class Enrolment:
     def remove_server(self, server: str) -> None:
         """Retire all tools of a server and drop its state, so another server can take its id."""
         self.withdraw(server)
+        self.reviewer.forget(server)
         self._listed = {key: listed for key, listed in self._listed.items() if key[0] != server}
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0].server != server}
         state = (self._waiting, self._drifts, self._disabled, self._switches, self._former_keys, self._invalid)

@@ -10,7 +10,7 @@ import base64
 import binascii
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache, partial
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import find_credential_places, is_secret_name
-from indusagi.core.text import INVISIBLE, common_start, escape_unseen, find_invisible_kinds, iter_strings
-from induscode.deck.mcp.drift import name_item
+from indusagi.core.text import INVISIBLE, common_start, escape_unseen, find_invisible_kinds, format_count, iter_strings
+from induscode.deck.mcp.capability import name_item
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -46,6 +46,11 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.severity}: {name_item(self.ref)}, {self.place}: {self.message} [{self.check}]"
 
+    @property
+    def brief(self) -> str:
+        """The finding without the item, which is named before it."""
+        return f"{self.severity}: {self.place}: {self.message} [{self.check}]"
+
     def as_json(self) -> JsonObject:
         """Return the facts for `--json`."""
         facts = {"kind": self.ref.kind, "name": self.ref.name, "place": self.place, "message": self.message}
@@ -62,16 +67,29 @@ def review_items(
         items: Its definitions as it sent them.
         known_names: Tools of other servers by name, with their servers.
     """
-    names = _OtherNames({name: other for name, other in known_names.items() if other != server})
-    names.mentioned -= {ref.name for ref in items}
-    findings: list[Finding] = []
-    for ref, raw in items.items():
-        found: dict[str, Finding] = {}
-        for check, severity, place, message in _review(ref, raw, names):
-            if check not in found or (severity == "serious" and found[check].severity == "notable"):
-                found[check] = Finding(check, severity, ref, escape_unseen(place), message)
-        findings += found.values()
+    others = {name: other for name, other in known_names.items() if other != server}
+    names = OtherNames(others, {ref.name for ref in items})
+    return sort_findings([finding for ref, raw in items.items() for finding in review_item(ref, raw, names)])
+
+
+def review_item(ref: RemoteToolRef, raw: JsonObject, names: OtherNames) -> Iterable[Finding]:
+    """Review one definition next to the names of other servers."""
+    found: dict[str, Finding] = {}
+    for check, severity, place, message in _review(ref, raw, names):
+        if check not in found or (severity == "serious" and found[check].severity == "notable"):
+            found[check] = Finding(check, severity, ref, escape_unseen(place), message)
+    return found.values()
+
+
+def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings, serious ones first."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def count_findings(findings: Sequence[Finding]) -> str:
+    """Say how many findings there are, and how many of them are serious."""
+    serious = sum(finding.severity == "serious" for finding in findings)
+    return f"{format_count(len(findings), 'finding')} of the review" + (f", {serious} serious" if serious else "")
 
 
 _Find: TypeAlias = "Callable[[str], re.Match[str] | None]"
@@ -79,7 +97,7 @@ _Found: TypeAlias = tuple[str, Severity, str, str]
 """Check, severity, place, message."""
 
 
-def _review(ref: RemoteToolRef, raw: JsonObject, names: _OtherNames) -> Iterator[_Found]:
+def _review(ref: RemoteToolRef, raw: JsonObject, names: OtherNames) -> Iterator[_Found]:
     shown: JsonObject = {key: value for key, value in raw.items() if key != "icons"}
     text = "\n".join(iter_strings(shown))
     lower = text.lower()
@@ -294,6 +312,8 @@ def _find_phrase(pattern: str, text: str) -> re.Match[str] | None:
 # -- names ------------------------------------------------------------------------------------
 
 _WORD = re.compile(r"[A-Za-z][\w-]{2,}")
+IDENTIFIER = re.compile(r"(?=[\w-]*(?:\w[_-]\w|[a-z][A-Z]))[A-Za-z][\w-]{2,}")
+"""A name that's no common word."""
 _NO_MARKS = {code: " " for code in range(128) if not re.match(r"[\w-]", chr(code))}
 _DIRECTS = re.compile(
     r"\b(?:when|whenever|before|after|always|must|instead|every time|each time|never)\b", re.IGNORECASE
@@ -340,17 +360,18 @@ def _check_annotations(name: str, raw: JsonObject) -> Iterator[_Found]:
                 yield "contradiction", "serious" if value and destroys else "notable", f"annotations.{hint}", message
 
 
-class _OtherNames:
+class OtherNames:
     """The names of other servers' tools, indexed for look-alikes."""
 
-    def __init__(self, servers: Mapping[str, str]) -> None:
+    def __init__(self, servers: Mapping[str, str], own: AbstractSet[str] = frozenset()) -> None:
+        """Index names by their servers. Texts may mention the server's `own`."""
         self._servers = servers
         self._folded = {_fold(name): name for name in servers}
         self._cuts: dict[str, list[str]] = {}
         for name in servers:
             for cut in _cut(name):
                 self._cuts.setdefault(cut, []).append(name)
-        self.mentioned: AbstractSet[str] = {name for name in servers if re.search(r"\w[_-]\w|[a-z][A-Z]", name)}
+        self.mentioned = {name for name in servers if name not in own and IDENTIFIER.fullmatch(name)}
         """Names that are no common words, to look for in texts."""
         self.lowered = {name.lower() for name in self.mentioned}
 

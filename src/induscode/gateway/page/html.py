@@ -19,6 +19,7 @@ from induscode.cli.terminal import format_age
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
+    from induscode.deck.mcp.review import Finding
     from induscode.gateway.page.access import PageUser
 
 _VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta"})
@@ -249,6 +250,12 @@ def show_diff(text: str) -> Html:
         for number, line in enumerate(text.splitlines())
     ]
     return tag("pre", lines, cls="diff", tabindex=0)
+
+
+def show_findings(findings: Iterable[Finding]) -> Html | None:
+    """Show what the review found, one finding per line."""
+    rows = [tag("li", tag("strong", one.severity), f": {one.place}: {one.message} [{one.check}]") for one in findings]
+    return tag("ul", rows) if rows else None
 
 
 def show_nothing(text: str) -> Html:

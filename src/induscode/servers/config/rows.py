@@ -183,6 +183,10 @@ Start: TypeAlias = Literal["eager", "lazy"]
 Added: TypeAlias = Literal["hold", "allow"]
 """Whether items a known server adds later wait for approval or are approved."""
 
+ReviewMode: TypeAlias = Literal["off", "note", "hold"]
+"""Whether serious findings hold a new definition, are shown, or nothing is reviewed; the strictest last."""
+REVIEW_MODES: Final[tuple[ReviewMode, ...]] = ("off", "note", "hold")
+
 
 class InvalidRowError(Exception):
     """A row without a usable server."""
@@ -214,6 +218,8 @@ class ServerRow:
     added: Added = "hold"
     labels: RowLabels = field(default_factory=dict[str, "tuple[Label, ...]"])
     """What its tools read and send, by tool, as the user says."""
+    review: ReviewMode | None = None
+    """What the review does with its new definitions. `None`: as the setting says."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables to pass to the server."""
     auth: JsonObject | None = None
@@ -340,6 +346,7 @@ def parse_row(
         start=reader.start(),
         added=reader.added(),
         labels=reader.labels() if "labels" in reader.row else {},
+        review=reader.review(),
         secrets=tuple(reader.strings("env_vars") or ()),
         auth=auth,
         registry=entry if is_json_object(entry) else None,
@@ -512,6 +519,14 @@ class _RowParser:
         except InvalidLabelsError as exc:
             self.remarks.append(f"its labels were left out: it {exc}")
             return {}
+
+    def review(self) -> ReviewMode | None:
+        """Read what the review does with the server's new definitions."""
+        value = self.row.get("review")
+        mode: ReviewMode | None = next((mode for mode in REVIEW_MODES if mode == value), None)
+        if value is not None and mode is None:
+            self.remarks.append("its review is neither hold, note nor off, and was not considered")
+        return mode
 
     def start(self) -> Start | None:
         """Read when to start the server."""

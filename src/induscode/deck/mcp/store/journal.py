@@ -169,7 +169,8 @@ class Journal:
                     "name": tool.name,
                     "grade": str(tool.grade),
                     "fields": [*tool.fields],
-                    **({"added": True} if tool.cause == "added" else {}),
+                    **({tool.cause: True} if tool.cause in {"added", "review"} else {}),
+                    **({"checks": [*tool.checks]} if tool.checks else {}),
                 }
                 for tool in disabled
             ]

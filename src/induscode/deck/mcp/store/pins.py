@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from anyio import to_thread
@@ -81,6 +81,8 @@ class StorePins:
         """Kinds that servers have listed in this run."""
         self._filters: dict[str, JsonValue] = {}
         """The tool filter of each server's last listing."""
+        self._held_first: set[RemoteToolRef] = set()
+        """Items that the review held when they were first seen."""
         self._unread: set[str] = set()
         """Servers whose forms we couldn't read (yet): nothing of theirs gets approved or pinned."""
         self.growing: Collection[str] = ()
@@ -99,6 +101,7 @@ class StorePins:
         for server in gone:
             for known in (self._listed, self._listed_in_run, self._filters):
                 known.pop(server, None)
+        self._held_first = {ref for ref in self._held_first if ref.server not in gone}
         self._unread = self._unread | gone if unread else self._unread - gone
 
     def load(self, servers: Iterable[str], approvals: Approvals) -> None:
@@ -120,6 +123,7 @@ class StorePins:
         for server, facts in approvals.listings:
             if "filter" in facts:
                 self._filters[server] = facts["filter"]
+            self._held_first |= {tool.ref for tool in _read_disabled(server, facts) if tool.cause == "review"}
             if server in self._listed:  # a server that never listed anything is still new
                 self._listed[server].add(facts.get("kind", "tool"))
 
@@ -134,17 +138,17 @@ class StorePins:
         forms = self._forms.get((ref.server, ref.kind, ref.name))
         return forms[-1].definition if forms else self.locked.get(ref)
 
-    def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
+    def judge(self, ref: RemoteToolRef, raw: JsonObject, is_serious: Callable[[], bool] | None = None) -> PinVerdict:
         """Compare a definition with the approved forms, adding it if it's part of the first listing.
 
-        Raises `NotJson` if it holds a value JSON can't represent.
+        A new definition that `is_serious` is held. Raises `NotJson` if it holds a value JSON can't represent.
         """
         if ref.server in self._unread:
             return PinVerdict()
         pin = definition_pin(raw)
         forms = self._forms.get((ref.server, ref.kind, ref.name))
         if forms is None:
-            return self._judge_first(ref, pin, raw)
+            return self._judge_first(ref, pin, raw, is_serious)
         if any(form.pin == pin for form in forms):
             return PinVerdict(served=raw)
         canonical = cache(lambda: canonical_digest(raw))
@@ -155,8 +159,10 @@ class StorePins:
         drift = closest_drift(ref, [known for form in forms if (known := form.definition) is not None], raw)
         return PinVerdict(drift, None if drift.disables else drift.before)
 
-    def _judge_first(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> PinVerdict:
-        """Judge an item without approved forms: by the lock file, then by whether its server is known."""
+    def _judge_first(
+        self, ref: RemoteToolRef, pin: str, raw: JsonObject, is_serious: Callable[[], bool] | None
+    ) -> PinVerdict:
+        """Judge an item without approved forms: by the lock file, whether its server is known, and the review."""
         locked = self.locked.get(ref)
         if locked is not None:
             is_same = definition_pin(locked) == pin or canonical_digest(locked) == canonical_digest(raw)
@@ -166,11 +172,17 @@ class StorePins:
             self._pin_first(ref, definition_pin(locked), locked)
             return PinVerdict(drift, locked)
         if any((other.server, other.kind) == (ref.server, ref.kind) for other in self.locked):
-            return PinVerdict(Drift(ref, DriftGrade.ROUTING, None, raw, is_added=True))
-        if self._is_addition(ref):
+            return PinVerdict(Drift(ref, DriftGrade.ROUTING, None, raw, "added"))
+        was_held = ref in self._held_first
+        if self._is_addition(ref) and not was_held:
             plain = self._describe_plainly(ref)
             grade = DriftGrade.ROUTING if plain is None else DriftGrade.COSMETIC
-            return PinVerdict(Drift(ref, grade, None, raw, is_added=True), plain)
+            return PinVerdict(Drift(ref, grade, None, raw, "added"), plain)
+        # Once held, it waits for the user even if the server makes it harmless.
+        if is_serious is not None and (was_held or is_serious()):
+            self._held_first.add(ref)
+            self._listed.setdefault(ref.server, set())  # the rest of its kind isn't first any more
+            return PinVerdict(Drift(ref, DriftGrade.ROUTING, None, raw, "review"))
         self._pin_first(ref, pin, raw)
         return PinVerdict(served=raw)
 
@@ -419,21 +431,26 @@ async def read_disabled_tools(
     Raises `SilentStoreError` if the store doesn't answer.
     """
     configs = {config.id: config for config in servers}
-    grades = {str(grade): grade for grade in DriftGrade}
     disabled: dict[str, list[DisabledTool]] = {}
     identities = {config.id: {server_identity(config)} for config in configs.values()}
-    for server, kind, row in await _read_listings(store, configs, identities, kinds or ("tool",)):
-        rows = row.facts.get("disabled")
-        tools = disabled.setdefault(server, [])
-        for facts in filter(is_json_object, rows if isinstance(rows, list) else ()):
-            tool, name = facts.get("tool"), facts.get("name")
-            if isinstance(tool, str):
-                ref = RemoteToolRef(server, tool, kind)
-                shown = name if isinstance(name, str) else model_name(ref)
-                grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
-                fields = tuple(filter_texts(facts.get("fields")))
-                tools.append(DisabledTool(ref, shown, grade, fields, cause="added" if "added" in facts else "changed"))
+    for server, _, row in await _read_listings(store, configs, identities, kinds or ("tool",)):
+        disabled.setdefault(server, []).extend(_read_disabled(server, row.facts))
     return {**disabled}
+
+
+def _read_disabled(server: str, listing: JsonObject) -> Iterable[DisabledTool]:
+    """Read the disabled tools of a listing."""
+    grades = {str(grade): grade for grade in DriftGrade}
+    rows, kind = listing.get("disabled"), str(listing.get("kind", "tool"))
+    for facts in filter(is_json_object, rows if isinstance(rows, list) else ()):
+        tool, name = facts.get("tool"), facts.get("name")
+        if isinstance(tool, str):
+            ref = RemoteToolRef(server, tool, cast("ItemKind", kind))
+            shown = name if isinstance(name, str) else model_name(ref)
+            grade = grades.get(str(facts.get("grade")), DriftGrade.BREAKING)
+            cause = "added" if "added" in facts else "review" if "review" in facts else "changed"
+            fields, checks = (tuple(filter_texts(facts.get(key))) for key in ("fields", "checks"))
+            yield DisabledTool(ref, shown, grade, fields, cause=cause, checks=checks)
 
 
 async def _read_listings(

@@ -22,7 +22,9 @@ from induscode.boot.plans import BrokenConfigError
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import escape_controls
 from induscode.conversations.servers import RELOAD, SessionServers
-from induscode.deck.mcp.drift import build_approval, describe_causes, name_item
+from induscode.deck.mcp.capability import name_item
+from induscode.deck.mcp.drift import build_approval, describe_causes
+from induscode.deck.mcp.review import count_findings
 from induscode.frontends.terminal.render import format_duration
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, name_slash_commands, split_words
 from induscode.search.options import estimate_definition
@@ -112,7 +114,8 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
         number = format_count(len(disabled), f"{noun} is", f"{noun}s are")
         names = ", ".join(tool.ref.name for tool in disabled)
         return cells, f"{number} disabled, {describe_causes(disabled)}: {names}", f"/mcp approve {name}"
-    return cells, "", ""
+    findings = mcp.enrolment.list_findings(name)
+    return cells, f"{count_findings(findings)}: /mcp tools {name}" if findings else "", ""
 
 
 def _explain_state(servers: SessionServers, row: ServerRow) -> tuple[str, str]:
@@ -300,6 +303,8 @@ async def _show_tools(host: SlashHost, servers: SessionServers, name: str) -> No
     for note in mcp.enrolment.notes:
         if note.owner.startswith(owner) and note.message.startswith("left out: "):
             host.screen.show(f"{note.owner.removeprefix(owner)}: {note.message}")
+    for finding in mcp.enrolment.list_findings(name):
+        host.screen.show(str(finding))
     if not rows:
         host.screen.show(f"no tool of server {name!r} is known: /mcp connect {name} starts it")
 
@@ -402,7 +407,8 @@ async def _diff(host: SlashHost, servers: SessionServers, words: Sequence[str]) 
     await servers.mcp.wake(servers.mcp.eager_servers() if name is None else [name])
     drifts = [drift for drift in servers.mcp.enrolment.drifts if name in {None, drift.ref.server}]
     for drift in drifts:
-        host.screen.show(drift.summary)
+        for line in drift.headlines:
+            host.screen.show(line)
         host.screen.print(escape_controls(drift.diff()))
     if not drifts:
         host.screen.show("every tool is as it was approved")

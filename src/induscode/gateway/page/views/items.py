@@ -27,6 +27,7 @@ from induscode.gateway.page.html import (
     shorten,
     show_digest,
     show_facts,
+    show_findings,
     show_json,
     show_nothing,
     show_prose,
@@ -121,10 +122,12 @@ async def show_tool(page: PageRequest) -> PageView:
     if page.user.rights.can_try:
         fields = build_fields(parameters, page.form)
         form = build_form(page.user, _answer_at("/tool", name=name), fields, button="Run", look="main")
+    findings = () if ref is None else page.source.session.mcp.enrolment.list_findings(ref.server)
     content = tag(
         "div",
         facts,
         show_prose(descriptor.description),
+        show_findings(one for one in findings if one.ref == ref),
         tag("details", tag("summary", "Schema of the arguments, as a model gets it"), show_json(parameters)),
         tag("h2", "Try it"),
         form,

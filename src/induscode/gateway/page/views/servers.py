@@ -11,7 +11,8 @@ from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase, CallSeries, format_duration, read_series, use_calls
-from induscode.deck.mcp.drift import Drift, build_approval, name_item
+from induscode.deck.mcp.capability import name_item
+from induscode.deck.mcp.drift import Drift, build_approval
 from induscode.gateway.page.html import (
     Html,
     PageError,
@@ -27,6 +28,7 @@ from induscode.gateway.page.html import (
     shorten_path,
     show_diff,
     show_facts,
+    show_findings,
     show_nothing,
     show_state,
     show_text,
@@ -129,6 +131,7 @@ async def show_server(page: PageRequest) -> PageView:
         raise PageError(f"There is no server {name!r}")
     log = [*page.source.session.mcp.fleet.read_log(name)] if page.source.session.mcp.status_of(name) is not None else []
     cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
+    findings = page.source.session.mcp.enrolment.list_findings(name)
     series = await to_thread.run_sync(use_calls, _read_hour)
     answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
     question = await to_thread.run_sync(page.source.ask_consent, name)
@@ -159,6 +162,7 @@ async def show_server(page: PageRequest) -> PageView:
             table(("Tool", "Description"), tools, caption="Tools") if tools
             else show_nothing("None while it is not connected." if server.state != "ready" else "It offers none."),
             tag("p", link(f"All {len(cards)} tools", "/tools", server=name)) if len(cards) > len(tools) else None,
+            [tag("h2", "Review"), show_findings(findings)] if findings else None,
             tag("h2", "Log"),
             show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
         ),
@@ -214,6 +218,7 @@ async def show_drifts(page: PageRequest) -> PageView:
         live(
             "items",
             "drifts",
+            _build_joint_forms(page, drifts),
             [_build_drift(page, drift) for drift in drifts],
             unseen,
             None if drifts or unseen else show_nothing("No changed tools."),
@@ -233,38 +238,50 @@ def _build_drift(page: PageRequest, drift: Drift) -> Html:
             build_form(page.user, address("/drift"), button="Refuse", action="refuse", **hidden),
             cls="actions",
         )
-    summary, *diff = consent.lines
     what = "What's new is" if ref.kind == "behaviour" else f"The {ref.kind} is"
     blocked = f"{what} blocked until you approve it"
     return tag(
         "article",
-        tag("h2", name_item(ref), " ", show_state("added" if drift.is_added else f"{drift.grade} change")),
-        tag("p", f"{summary}. {blocked if drift.disables else 'The approved text stays in use'}."),
-        show_diff("\n".join(diff)),
+        tag("h2", name_item(ref), " ", show_state(drift.label)),
+        tag("p", f"{drift.summary}. {blocked if drift.disables else 'The approved text stays in use'}."),
+        show_findings(drift.findings),
+        show_diff(drift.diff()),
         forms,
         cls="fault" if drift.disables else None,
     )
 
 
+def _build_joint_forms(page: PageRequest, drifts: Sequence[Drift]) -> Html | None:
+    """Build a button per server that approves all its definitions shown below."""
+    forms: list[Html] = []
+    for server in dict.fromkeys(drift.ref.server for drift in drifts) if page.user.rights.can_act else ():
+        waiting = [drift for drift in drifts if drift.disables and drift.ref.server == server]
+        if len(waiting) > 1:
+            hidden = {"server": server, "digest": build_approval(server, waiting).digest}
+            button = f"Approve all {len(waiting)} of {server}"
+            form = build_form(page.user, address("/drift"), button=button, look="danger", action="approve", **hidden)
+            forms.append(form)
+    return tag("div", forms, cls="actions") if forms else None
+
+
 async def _decide(page: PageRequest) -> str:
     server, name, kind, digest = (page.get(key) for key in ("server", "item", "kind", "digest"))
     mcp = page.source.session.mcp
-    wanted = [
-        one for one in mcp.enrolment.drifts if (one.ref.server, one.ref.name, one.ref.kind) == (server, name, kind)
-    ]
-    if not wanted:
+    waiting = [one for one in mcp.enrolment.drifts if one.disables and one.ref.server == server]
+    wanted = [one for one in waiting if (one.ref.name, one.ref.kind) == (name, kind)] if name else waiting
+    if not wanted or (not name and page.get("action") != "approve"):
         raise PageError(f"{server}/{name} no longer waits for approval. Reload the page.", 409)
     drift = wanted[0]
     try:
-        consent = build_approval(server, [drift])
+        consent = build_approval(server, wanted)
         consent.check_digest(digest)
-        if page.get("action") == "approve":
-            await mcp.allow(drift)
-            if not page.source.approve(drift.ref, drift.digest):
+        for one in wanted if page.get("action") == "approve" else ():
+            await mcp.allow(one)
+            if not page.source.approve(one.ref, one.digest):
                 consent.check_digest("")
     except (CoreError, OSError) as exc:
         raise PageError(str(exc), 409) from None
-    named = name_item(drift.ref)
+    named = name_item(drift.ref) if name else consent.subject
     if page.get("action") == "approve":
         return f"{named}: approved as it is now"
     mcp.journal.record_event(
