@@ -106,6 +106,7 @@ class ChildProcess:
         self._listener = listener
         self._tree = ProcessTree(self.mark)
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_launcher: Callable[[int], bool] | None = None
         self.exit_code: int | None = None
         """None while it runs; negative for a signal."""
         self.output = PipeReader(listener.stdout_received, lambda: self._close_pipe(self.output_ended))
@@ -128,6 +129,7 @@ class ChildProcess:
         gentle: bool = False,
         confine: Callable[[], None] | None = None,
         handles: Sequence[int] = (),
+        is_launcher: Callable[[int], bool] | None = None,
     ) -> None:
         """Start the process.
 
@@ -142,11 +144,13 @@ class ChildProcess:
             gentle: It may be installing files, so it gets SIGTERM instead of SIGKILL when we die.
             confine: Restricts the calling thread and so the process, which is then started in a thread just for it.
             handles: Descriptors it inherits, under the same numbers.
+            is_launcher: Tells a process whose end would kill the others at once, which a gentle end spares.
 
         Raises:
             OSError: It can't be started.
             ValueError: `argv` or `env` holds a NUL character.
         """
+        self._is_launcher = is_launcher
         above = (*os.environ.get(MARK, "").split(), *env.get(MARK, "").split())
         marks = " ".join(dict.fromkeys((*above, self.mark)))
         parent, number = os.getpid(), signal.SIGTERM if gentle else signal.SIGKILL
@@ -401,11 +405,22 @@ class ChildProcess:
             self._stdin.close()
         now = asyncio.get_running_loop().time
         last = now() + GENTLE_S
-        self._signal_group(signal.SIGINT)
+        await self._signal_gently(signal.SIGINT)
         if await self._wait_while_active(grace_s, min(last, now() + INTERRUPT_S)):
             return True
-        self._signal_group(signal.SIGTERM)
+        await self._signal_gently(signal.SIGTERM)
         return await self._wait_while_active(grace_s, last)
+
+    async def _signal_gently(self, number: int) -> None:
+        is_launcher = self._is_launcher
+        if is_launcher is None:
+            self._signal_group(number)
+            return
+
+        def signal_others() -> list[ProcessInfo]:
+            return signal_processes([one for one in self._list_running() if not is_launcher(one.pid)], number)
+
+        await self._scan_processes(signal_others)
 
     async def _wait_while_active(self, idle_s: float, until: float) -> bool:
         """Wait until no process remains (return True), the tree has been idle for `idle_s`, or the time is `until`."""

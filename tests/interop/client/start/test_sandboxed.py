@@ -7,15 +7,16 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from tests.support.opened import fault_of_opening, opened
 from tests.support.sandboxes import skip_without
 from tests.support.servers import SERVERS, STEADY, honest
 from tests.support.waiting import is_alive, until
 
-from indusagi.capabilities.sandbox.profile import parse_profile
+from indusagi.capabilities.sandbox.profile import ServerProfile, parse_profile
 from indusagi.core.json import is_json_object
-from indusagi.interop import StdioServerConfig
+from indusagi.interop import ProtocolFault, StdioServerConfig, create_server_endpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +60,31 @@ async def test_a_server_works_and_ends_in_its_sandbox(profile: JsonValue, projec
         assert processes != []
     await until(lambda: not any(is_alive(pid) for pid in processes))
     assert [*(project.parent.parent / "temporary").iterdir()] == []
+
+
+async def test_a_package_manager_may_clean_up_when_its_start_is_interrupted(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without("bubblewrap")
+    (tmp_path / "managers").mkdir()
+    npx = tmp_path / "managers/npx"
+    npx.write_text("#!/bin/sh\ntrap 'sleep 0.3; rm ~/lock; exit 1' INT\ntouch ~/lock\nwhile :; do sleep 0.1; done\n")
+    npx.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npx.parent}{os.pathsep}{os.environ['PATH']}")
+    home = tmp_path / "own"
+    profile = ServerProfile(home=str(home))
+    config = StdioServerConfig("s", "npx", ["-y", "s"], cwd=str(project), sandbox=profile, limits=STEADY)
+    endpoint = create_server_endpoint(config)
+
+    async def open_in_vain() -> None:
+        with pytest.raises(ProtocolFault):
+            await endpoint.open()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_in_vain)
+        await until((home / "lock").exists)
+        await endpoint.close()
+    assert not (home / "lock").exists()
 
 
 def _is_ours(pid: int) -> bool:

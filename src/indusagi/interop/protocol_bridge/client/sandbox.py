@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anyio import CancelScope, to_thread
 
 from indusagi.capabilities.sandbox.behaviour import RefusedUse, find_blocked_path
+from indusagi.capabilities.sandbox.bubblewrap import is_bubblewrap_helper
 from indusagi.core.process.tree import signal_group
 from indusagi.core.tasks import BackgroundTask, run_shielded
 
@@ -108,7 +109,13 @@ class RunningSandbox:
                     observer.hosts, observer.blocked = self._proxy.asked, self._proxy.blocked
                 await to_thread.run_sync(observer.trace.open, sandbox.trace_path)
             await child.start(
-                sandbox.argv, sandbox.env, cwd, gentle=gentle, confine=sandbox.confine, handles=sandbox.handles
+                sandbox.argv,
+                sandbox.env,
+                cwd,
+                gentle=gentle,
+                confine=sandbox.confine,
+                handles=sandbox.handles,
+                is_launcher=is_bubblewrap_helper if sandbox.mechanism == "bubblewrap" else None,
             )
             self._watcher.start(self._hold_limits(child, _create_watch(self._profile, sandbox, child)))
         except BaseException:
