@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pydantic_ai.messages import ModelMessage
 
-    from indusagi.net.policy import FetchError
+    from indusagi.net.address import FetchError
 
 pytestmark = pytest.mark.anyio
 

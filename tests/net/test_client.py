@@ -16,8 +16,8 @@ from tests.support.waiting import until
 
 from indusagi.capabilities.ports import WebSettings
 from indusagi.net import dial as resolve
+from indusagi.net.address import FetchError
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebResponse
-from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     import ssl

@@ -9,9 +9,8 @@ import pytest
 from tests.support.networks import make_answer
 
 from indusagi.capabilities.ports import WebSettings
-from indusagi.net.address import is_same_site, parse_url
+from indusagi.net.address import FetchError, is_same_site, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, WebResponse
-from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.ssrf import LOCATIONS, URLS
 
 from indusagi.net.address import (
+    FetchError,
     classify_address,
     is_same_origin,
     is_same_site,
@@ -17,7 +18,6 @@ from indusagi.net.address import (
     parse_host_and_port,
     parse_url,
 )
-from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from indusagi.net.dial import HttpAnswer, Network
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from indusagi.net.policy import FetchError
+    from indusagi.net.address import FetchError
 
 
 def make_network(transport: httpx2.AsyncBaseTransport) -> Network:

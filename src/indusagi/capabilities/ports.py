@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
-from indusagi.net.policy import HttpPolicy
+from indusagi.net.address import HttpPolicy
 
 WorkT = TypeVar("WorkT")
 Refusal: TypeAlias = Literal["outside", "protected", "special"]

@@ -1,4 +1,4 @@
-"""Web addresses: the parser of http and https URLs, and the kinds of IP addresses.
+"""Web addresses: the parser of http and https URLs, the kinds of IP addresses, and the policy of requests.
 
 SSRF checks get bypassed when two parsers disagree about the host of a URL
 (https://owasp.org/www-community/attacks/Server_Side_Request_Forgery). We only use this parser, which is stricter than
@@ -10,15 +10,21 @@ from __future__ import annotations
 import ipaddress
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 from urllib.parse import quote, unquote, urljoin
 
+from indusagi import __version__
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-from indusagi.net.policy import FetchError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from indusagi.core.json import JsonValue
+
 
 Scheme = Literal["http", "https"]
 STANDARD_PORTS: Final[dict[str, int]] = {"http": 80, "https": 443}
@@ -320,3 +326,47 @@ def classify_address(address: str | IPv4Address | IPv6Address) -> AddressKind:
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address always means this machine (RFC 6761 §6.3)."""
     return is_subdomain(host.lower().removesuffix("."), ("localhost",)) or classify_address(host) == "loopback"
+
+
+# -- policy -----------------------------------------------------------------------------------
+
+
+Resolver: TypeAlias = "Callable[[str, int], Awaitable[Sequence[str]]]"
+"""Resolves a host name and port to addresses; raises `OSError` if there aren't any."""
+
+
+@record(kw_only=True)
+class HttpPolicy:
+    """Limits on a client's requests."""
+
+    allow_private: Sequence[str] = ()
+    """Servers on private addresses to allow: `host:port`, or `host` for all its ports."""
+    ports: Sequence[int] = (80, 443, 8080, 8443)
+    """Ports to allow, in addition to `allow_private`."""
+    hard_bytes: int = 5 * 1024 * 1024
+    """Hard limit on one response, compressed or not."""
+    redirects: int = 5
+    connect_s: float = 10.0
+    """Time limit for name resolution, and again for the connection."""
+    total_s: float = 30.0
+    """Time limit of a fetch, including redirects."""
+    user_agent: str = f"indus/{__version__}"
+    resolver: Resolver | None = None
+    """Replaces the system resolver."""
+    proxy: str | None = field(default=None, repr=False)
+    """An HTTP proxy (`http://user:password@host:port`) that resolves names and connects on our behalf.
+
+    We ignore proxies from the environment. The proxy must check resolved addresses itself: we only refuse private
+    addresses and names. Servers in `allow_private` bypass the proxy.
+    """
+    tls: ssl.SSLContext | None = None
+    """Replaces the system's certificates."""
+
+
+class FetchError(OSError):
+    """A failed request: a message for humans, a code and facts for programs."""
+
+    def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
+        super().__init__(message)
+        self.code = code
+        self.facts: Mapping[str, JsonValue] = facts

@@ -19,6 +19,8 @@ from anyio import fail_after, to_thread
 from indusagi.core.records import record
 from indusagi.net.address import (
     PRIVATE_KINDS,
+    FetchError,
+    HttpPolicy,
     classify_address,
     is_same_origin,
     is_same_site,
@@ -28,7 +30,6 @@ from indusagi.net.address import (
     shorten_url,
 )
 from indusagi.net.dial import BodyEndedEarly, open_network, parse_proxy, shared_tls, system_resolver
-from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue

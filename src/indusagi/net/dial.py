@@ -22,8 +22,7 @@ from typing import Final, cast
 import httpcore2
 from anyio import CancelScope, to_thread
 
-from indusagi.net.address import WebUrl, classify_address, is_loopback, parse_url
-from indusagi.net.policy import FetchError
+from indusagi.net.address import FetchError, WebUrl, classify_address, is_loopback, parse_url
 
 _MAX_ADDRESSES: Final = 4
 """How many addresses of a name to try, one after the other."""

@@ -429,8 +429,8 @@ def _to_json(row: ConnectorRow) -> JsonObject:
 
 
 async def _find_address_problem(row: ConnectorRow, web: WebSettings) -> str | None:
+    from indusagi.net.address import FetchError  # noqa: PLC0415 — imports the web client
     from indusagi.net.client import WebClient  # noqa: PLC0415 — imports the web client
-    from indusagi.net.policy import FetchError  # noqa: PLC0415 — imports the web client
 
     try:
         await WebClient(web).check_address(row.base_url)

@@ -30,8 +30,8 @@ from indusagi.core.text import clean_json, cut_text, make_visible
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, CredentialStore, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles
+from indusagi.net.address import FetchError
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, WebResponse, get_media_type
-from indusagi.net.policy import FetchError
 from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.openapi import ConnectorFault, abbreviate_schema
 from induscode.connectors.operations import (

@@ -14,9 +14,8 @@ from indusagi.core.app_dirs import read_small_file
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.metadata import is_loopback
-from indusagi.net.address import parse_url
+from indusagi.net.address import FetchError, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient
-from indusagi.net.policy import FetchError
 from induscode.connectors.auth import ConnectorAuth, OAuthReference, choose_scheme
 from induscode.connectors.openapi import (
     LARGEST_BYTES,

@@ -13,7 +13,7 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.net.policy import FetchError
+from indusagi.net.address import FetchError
 
 if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation

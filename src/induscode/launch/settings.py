@@ -83,8 +83,7 @@ def _integer(low: int, high: int) -> Values[int]:
 
 def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     """Parse one `HOST` or `HOST:PORT`, or a list of them; raise ValueError on anything else."""
-    from indusagi.net.address import parse_host_and_port  # noqa: PLC0415 — for a file with hosts
-    from indusagi.net.policy import FetchError  # noqa: PLC0415 — for a file with hosts
+    from indusagi.net.address import FetchError, parse_host_and_port  # noqa: PLC0415 — for a file with hosts
 
     hosts = tuple(value) if isinstance(value, list) else (value,)
     for host in hosts:

@@ -19,9 +19,8 @@ from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import looks_secret
 from indusagi.core.text import clean_text, cut_text
-from indusagi.net.address import parse_url
+from indusagi.net.address import FetchError, HttpPolicy, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient
-from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.core.consent import Consent, build_consent
 from induscode.servers.config.trust import steers_code
 

@@ -8,7 +8,7 @@ import pytest
 
 from indusagi.capabilities import worker
 from indusagi.capabilities.web.page import SHORT, convert_page
-from indusagi.net.policy import FetchError
+from indusagi.net.address import FetchError
 
 pytestmark = pytest.mark.anyio
 BASE = "https://x.example/a/"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable, Iterator
 
-    from indusagi.core.process.pipes import PipeReader
+    from indusagi.core.process.child import PipeReader
 
 KEPT_HEAD_BYTES = 32 * 1024 * 1024
 KEPT_TAIL_BYTES = 32 * 1024 * 1024

@@ -38,9 +38,8 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
-from indusagi.net.address import parse_url
+from indusagi.net.address import FetchError, parse_url
 from indusagi.net.client import CrossSiteRedirect, Truncation, WebClient, WebResponse
-from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
 PageT = TypeVar("PageT")

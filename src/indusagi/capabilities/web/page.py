@@ -25,8 +25,8 @@ from indusagi.capabilities.web.html_worker import Style, convert_html
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible, format_count, remove_break_hints
+from indusagi.net.address import FetchError
 from indusagi.net.client import WebResponse, get_media_type
-from indusagi.net.policy import FetchError
 
 Medium: TypeAlias = Literal["html", "json", "text", "image", "binary"]
 _TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,100}")

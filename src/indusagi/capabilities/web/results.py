@@ -22,9 +22,8 @@ from indusagi.capabilities.web.page import show_invisible
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-from indusagi.net.address import WebUrl, is_subdomain, parse_host_and_port, parse_url
+from indusagi.net.address import FetchError, WebUrl, is_subdomain, parse_host_and_port, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient
-from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 
 # -- providers --------------------------------------------------------------------------------

@@ -29,10 +29,9 @@ from indusagi.interop.auth.machine import SignInRequest, build_token_client, ref
 from indusagi.interop.auth.metadata import IssuerMetadata, canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.requests import AuthIO, Challenge, HttpReply, find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.token_endpoint import ProofKey, exchange_subject
-from indusagi.net.address import PRIVATE_KINDS, classify_address
+from indusagi.net.address import PRIVATE_KINDS, FetchError, HttpPolicy, classify_address
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
 from indusagi.net.dial import system_resolver
-from indusagi.net.policy import FetchError, HttpPolicy
 
 _BODY_BYTES = 1024 * 1024
 _REQUEST_S = 20.0

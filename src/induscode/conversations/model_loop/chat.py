@@ -29,10 +29,9 @@ from pydantic_ai.usage import RequestUsage
 from indusagi.core.backoff import Backoff, parse_retry_after
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.time import now_ms
-from indusagi.net.address import WebUrl, parse_url
+from indusagi.net.address import FetchError, HttpPolicy, WebUrl, parse_url
 from indusagi.net.client import EventParser, get_media_type
 from indusagi.net.dial import HttpAnswer, Network, find_proxy, open_network, shared_tls
-from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.conversations.model_loop.chat_messages import (
     REASONING_FIELDS,
     THINKING_TAGS,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage, UserContent
     from pydantic_ai.tools import ToolDefinition
 
-    from indusagi.net.policy import FetchError
+    from indusagi.net.address import FetchError
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields with a model's reasoning: DeepSeek, vLLM and llama.cpp use the first, Ollama and OpenRouter the second."""

@@ -17,9 +17,8 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.process.child import ChildProcess, KeptOutput
 from indusagi.core.time import iso_utc
-from indusagi.net.address import parse_url
+from indusagi.net.address import FetchError, HttpPolicy, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
-from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from induscode.gateway.approvals.store import Approval

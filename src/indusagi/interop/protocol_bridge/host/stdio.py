@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from indusagi.core.json import JsonObject
-from indusagi.core.process.pipes import PipeReader, PipeWriter
+from indusagi.core.process.child import PipeReader, PipeWriter
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import CLOSED, BaseTransport, TransportEnd, encode_frame
 

@@ -39,10 +39,9 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
 )
 from indusagi.interop.protocol_bridge.client.stdio import child_environment
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.net.address import WebUrl, parse_url
+from indusagi.net.address import FetchError, HttpPolicy, WebUrl, parse_url
 from indusagi.net.client import REDIRECTS, SAME_METHOD, EventParser, EventTooLargeError, ServerEvent, get_media_type
 from indusagi.net.dial import BodyEndedEarly, HttpAnswer, Network, find_proxy, open_network, parse_proxy, shared_tls
-from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse

@@ -31,8 +31,8 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_cancelled_id,
     find_request_id,
 )
+from indusagi.net.address import FetchError
 from indusagi.net.client import EventParser, ServerEvent
-from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup

@@ -10,10 +10,9 @@ from indusagi.core.backoff import parse_retry_after
 from indusagi.core.json import JsonObject, build_object, is_json_object
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
-from indusagi.net.address import WebUrl
+from indusagi.net.address import FetchError, WebUrl
 from indusagi.net.client import get_media_type
 from indusagi.net.dial import HttpAnswer
-from indusagi.net.policy import FetchError
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

@@ -36,7 +36,7 @@ from indusagi.interop.protocol_bridge.host.auth.proofs import (
 from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS, IssuerError, TokenRefusal
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-from indusagi.net.policy import FetchError, HttpPolicy
+from indusagi.net.address import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from joserfc.jwk import Key
