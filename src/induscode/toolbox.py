@@ -93,6 +93,7 @@ async def open_deck(
             on_note=lambda note: _log.warning("%s", note),
         )
         session = await stack.enter_async_context(opening)
+        permissions.follow(session.mcp)
         session = replace(session, native=session.native.graft(cards))
         for note in (*permissions.notes, *session.notes):
             _log.warning("%s", note)

@@ -105,6 +105,7 @@ _GIVEN: dict[str, object] = {
     "resume": "x",
     "tools": ("read",),
     "no_tools": True,
+    "flow": "deny",
     "mcp": ("a.json",),
     "no_mcp": True,
     "allow": ("ls",),

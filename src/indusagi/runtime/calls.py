@@ -48,6 +48,10 @@ current_client: ContextVar[CallingClient | None] = ContextVar("current_client", 
 current_agent: ContextVar[str] = ContextVar("current_agent", default="")
 """The sub-agent that this task works for, or empty."""
 
+current_conversation: ContextVar[str] = ContextVar("current_conversation", default="")
+"""The conversation that this task works for: what one call returned may be in the arguments of the next. Set by a host;
+empty where a process has only one."""
+
 
 @record
 class CallEntry:

@@ -42,7 +42,7 @@ def command() -> None:
     """Say which rule decides about a call."""
 
 
-@define_command("test", "--allow", "--approval", "--tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
+@define_command("test", "--allow", "--approval", "--flow", "--tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
 @click.argument("tool", shell_complete=complete_tool)
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--arguments", "document", metavar="OBJECT|@FILE|-", help="All arguments as one JSON object.")

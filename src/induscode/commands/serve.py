@@ -21,7 +21,7 @@ from induscode.launch.options import ProfileChoice, add_flags, define_command, f
 
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
-@flags("--model", "--base-url", "--code")
+@flags("--model", "--base-url", "--code", "--flow")
 @add_flags(SERVE_FLAGS)
 @click.command("serve")
 @click.pass_context

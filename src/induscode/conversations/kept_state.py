@@ -22,6 +22,7 @@ from induscode.permissions.rules import Rule, RuleOrigin, dump_rule, parse_rule_
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from induscode.permissions.check import Permissions
+    from induscode.permissions.flow import FlowGuard
     from induscode.permissions.plan_mode import PlanMode
 
 _INITIAL_FACTS: tuple[JsonObject, ...] = (
@@ -31,6 +32,7 @@ _INITIAL_FACTS: tuple[JsonObject, ...] = (
 )
 """Facts of a new conversation: plan mode off, empty lists."""
 PLAN_OP, CHECKLIST_OP, RULE_OP, MODEL_OP, JOB_OP = "plan", "checklist", "rule", "model", "job"
+FLOW_OP = "flow"
 _CHECKLISTS = ("todo_set", "todo")
 """Lists in transcripts. Before version 2.1, `todo` had a separate list."""
 _MAX_COMMAND_CHARS = 80
@@ -70,13 +72,17 @@ class KeptState:
     def restore(self) -> Sequence[LostJob]:
         """Restore the state from the transcript, and return the jobs that were running. Blocks.
 
-        A rewind doesn't undo the user's rules, only the rest of the state.
+        A rewind doesn't undo the user's rules, nor what the conversation has read, only the rest of the state.
         """
         from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         self._stored = {}
         rules: dict[str, Rule] = {}
         for row in self._transcript.rows():
+            if row.get("op") == FLOW_OP and self._flow is not None:
+                self._flow.restore_call(row)
+                facts = {name: value for name, value in row.items() if name not in {"op", "at"}}
+                self._stored[f"{FLOW_OP} {row.get('label')}"] = facts
             rule = parse_rule_row(row, "") if row.get("op") == RULE_OP else None
             if not isinstance(rule, Rule):
                 continue
@@ -113,6 +119,10 @@ class KeptState:
         ]
 
     @property
+    def _flow(self) -> FlowGuard | None:
+        return None if self._permissions is None else self._permissions.flow
+
+    @property
     def last_model(self) -> str:
         """Label of the last model to answer; empty before the first answer."""
         return str(self._stored.get(MODEL_OP, {}).get("model", ""))
@@ -146,6 +156,8 @@ class KeptState:
         }
         if self.model:
             state[MODEL_OP] = {"model": self.model}
+        for facts in () if self._flow is None else self._flow.dump_calls():
+            state[f"{FLOW_OP} {facts['label']}"] = facts
         for rule in () if self._permissions is None else self._permissions.session_rules:
             state[_rule_key(rule)] = dump_rule(rule)
         return state

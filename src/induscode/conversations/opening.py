@@ -131,6 +131,7 @@ async def open_conversation(
                 on_note=warnings.report,
             )
         )
+        permissions.follow(session.mcp)
         search = DeckSearch(session.mcp)
         stack.push_async_callback(search.aclose)
         instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)

@@ -173,7 +173,10 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards, open_approver
         )
         gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines, approvals)
-        wrap = gateway.wrap_content if gateway.checks.checks_remote or session.addons.intercepts else None
+        if checks.flow is not None:
+            checks.flow.connect(session.mcp)
+        is_checked = gateway.checks.checks_remote or checks.flow is not None
+        wrap = gateway.wrap_content if is_checked or session.addons.intercepts else None
         content.open(
             session.mcp,
             ServerContent(session.mcp, wrap, session.native.context),

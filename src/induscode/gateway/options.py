@@ -319,7 +319,7 @@ def _check_entry_flags(context: click.Context) -> None:
 
 _UNUSED_BY_RELAY = (
     "page", "approvals", "schemas", "view", "names", "tasks", "search", "always_list", "profile", "tools", "no_mcp",
-    "no_addons", "allow", "approval", "web_allow", "model", "base_url", "code",
+    "no_addons", "allow", "approval", "web_allow", "model", "base_url", "code", "flow",
 )  # fmt: skip
 """Flags without effect on a relay."""
 

@@ -16,6 +16,7 @@ from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from induscode.launch.settings import (
     CODE_ENABLED,
+    FLOW_MODE,
     MODEL_BASE_URL,
     MODEL_MAX_REQUESTS,
     MODEL_NAME,
@@ -128,7 +129,7 @@ class FlagSection:
 
 
 _WITHOUT_TOOLS = (
-    "--tools", "--mcp", "--allow", "--approval", "--sandbox", "--web-allow", "--context-window", "--code",
+    "--tools", "--mcp", "--allow", "--approval", "--flow", "--sandbox", "--web-allow", "--context-window", "--code",
 )  # fmt: skip
 
 
@@ -178,6 +179,9 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "When to ask: always before changes, not for edits, or never.",
             schema=approvals,
             default="ask",
+        ),
+        permission.of(
+            FLOW_MODE, value, "What to do before a call would send data out after private and untrusted data were read."
         ),
         permission.of(SANDBOX, value, default=SANDBOX.default),
         permission.of(

@@ -17,7 +17,7 @@ SandboxMode: TypeAlias = Literal["auto", "required", "off"]
 
 _FIELDS = {"print": "prompt", "continue": "continue_last"}
 """Fields of an invocation that aren't named like their flag."""
-_ELSEWHERE = ("code", "web_allow", "cwd")
+_ELSEWHERE = ("code", "flow", "web_allow", "cwd")
 """Flags that end up in the settings, or that the caller resolves."""
 
 

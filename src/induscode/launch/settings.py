@@ -228,6 +228,24 @@ APPROVALS_NOTIFY: Setting[Any] = Setting(
     None,
     _ANNOUNCEMENT,
 )
+_FLOW_MODES = ("off", "note", "ask", "deny")
+
+
+def _tighten_flow(user: Any, project: Any) -> Any:
+    """Return the stricter mode. Without the user's, only what a session does by default is certain."""
+    return max(user or "ask", project, key=_FLOW_MODES.index) if user or project in {"ask", "deny"} else user
+
+
+FLOW_MODE: Setting[Any] = Setting(
+    "flow.mode",
+    "A call that would send data out after private and untrusted data were read: runs (off), runs and is recorded "
+    "(note), needs a yes (ask), or is refused (deny). By default a session asks; a gateway asks where you confirmed "
+    "the labels, and otherwise records.",
+    None,
+    _choice(*_FLOW_MODES),
+    tighten=_tighten_flow,
+    flag="--flow",
+)
 SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     "serve.views",
     "Views of indus serve by name: which tools a client sees, under which names.",

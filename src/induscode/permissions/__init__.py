@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.records import record
+from induscode.launch.settings import FLOW_MODE
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cli.dialog import Dialog
     from induscode.deck.contract import Capability
+    from induscode.deck.mcp.boot import BootedBridge
     from induscode.launch.invocation import Approval, Invocation
     from induscode.permissions.check import Permissions
     from induscode.permissions.confirm import Approver
     from induscode.permissions.confirm import PermissionAnswer as PermissionAnswer
     from induscode.permissions.confirm import PermissionRequest as PermissionRequest
+    from induscode.permissions.flow import FlowGuard
     from induscode.permissions.plan_mode import PlanMode
 
     Wrap = Callable[[Capability], Capability]
@@ -82,6 +85,11 @@ class PermissionSetup:
     permissions: Permissions | None = None
     """The checks, or `None` if the caller checks calls itself."""
 
+    def follow(self, mcp: BootedBridge) -> None:
+        """Guard the flow between the servers of a bridge."""
+        if self.permissions is not None and self.permissions.flow is not None:
+            self.permissions.flow.connect(mcp)
+
 
 def load_permissions(
     invocation: Invocation, mode: PlanMode | None = None, approver: Approver | None = None, entry: str = ""
@@ -107,6 +115,7 @@ def load_permissions(
         plan=mode,
         store=store,
         entry=entry,
+        flow=open_guard(invocation),
     )
     if mode is not None:
         mode.on_accept_edits.add(permissions.accept_edits)
@@ -118,6 +127,14 @@ def load_permissions(
     if invocation.allow:
         posture += f" Allowed: {', '.join(invocation.allow)}."
     return PermissionSetup(wrap=wrap, posture=posture, notes=notes, permissions=permissions)
+
+
+def open_guard(invocation: Invocation, *, is_gateway: bool = False) -> FlowGuard | None:
+    """Open the flow guard of a run, or return `None` if it's off."""
+    from induscode.permissions.flow import FlowGuard  # noqa: PLC0415 — for a run with calls
+
+    mode = invocation.settings.get(FLOW_MODE)
+    return None if mode == "off" else FlowGuard(mode, is_gateway=is_gateway)
 
 
 # -- `indus call` and `indus serve` -------------------------------------------------------------
@@ -138,6 +155,7 @@ class CardChecks:
     """Describes what runs without asking, for the system prompt of sub-agents."""
     open_approver: Callable[[], Approver] | None = None
     """Returns what asks about calls, if anybody does."""
+    flow: FlowGuard | None = None
 
 
 def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
@@ -170,29 +188,45 @@ def build_gateway_checks(
     """
     from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — while servers start
 
+    flow = open_guard(invocation, is_gateway=True)
+
+    @cache
+    def load_remote() -> Permissions:
+        from induscode.permissions.check import Permissions  # noqa: PLC0415 — for a gateway with rules, or a question
+        from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules, or a question
+
+        store = RuleStore()
+        rules, _ = load_startup_rules(store, invocation.cwd)
+        everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, file="indus serve")
+        approver = None if open_approver is None else open_approver()
+        approval = ApprovalMode(invocation.approval)
+        return Permissions([*rules, everything], approver=approver, approval=approval, store=store, flow=flow)
+
+    def guard(card: Capability) -> Capability:
+        if flow is None:
+            return card
+        from induscode.permissions.flow import FlowCard  # noqa: PLC0415 — loaded with the guard
+
+        return FlowCard(card, flow, load_remote)
+
     if not native and not invocation.allow and not has_rules(invocation.cwd):
-        return CardChecks(
-            lambda card: card, lambda card: card, checks_remote=False, open_approver=open_approver
-        )  # without rules, skip loading the checks
-    from induscode.permissions.check import Permissions, is_denied, require_permission  # noqa: PLC0415 — for a gateway with rules
-    from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules
+        # Without rules, skip loading the checks.
+        return CardChecks(lambda card: card, guard, checks_remote=False, open_approver=open_approver, flow=flow)
+    from induscode.permissions.check import is_denied, require_permission  # noqa: PLC0415 — for a gateway with rules
 
     loaded = load_permissions(invocation)
     assert loaded.wrap is not None
     assert loaded.permissions is not None
-    approver = loaded.permissions.approver = None if open_approver is None else open_approver()
-    store = RuleStore()
-    rules, _ = load_startup_rules(store, invocation.cwd)
-    checks_remote = any(rule.effect is not Effect.ALLOW for rule in rules)
-    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, file="indus serve")
-    approval = ApprovalMode(invocation.approval)
-    permissions = Permissions([*rules, everything], approver=approver, approval=approval, store=store)
+    permissions = load_remote()
+    loaded.permissions.approver, loaded.permissions.flow = permissions.approver, flow
+    checks_remote = any(rule.effect is not Effect.ALLOW for rule in permissions.rules)
     return CardChecks(
         loaded.wrap,
-        (lambda card: require_permission(card, permissions)) if checks_remote else lambda card: card,
+        (lambda card: require_permission(card, permissions)) if checks_remote else guard,
         loaded.notes,
         checks_remote,
         partial(is_denied, workspace=os.path.realpath(invocation.cwd)),
         loaded.posture,
         open_approver,
+        flow,
     )

@@ -43,6 +43,7 @@ from induscode.permissions.confirm import (
     build_server_rule,
     suggest_remedy,
 )
+from induscode.permissions.flow import FlowGuard, run_admitted
 from induscode.permissions.policy import (
     ApprovalMode,
     Decision,
@@ -93,6 +94,7 @@ class Permissions:
         store: Stores answers given for "always". Without it, they last for the session.
         limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox.
             Without an approver, a denial gives this sentence as the cause.
+        flow: Knows what the conversation has read, if calls that send data out are guarded.
         entry: The function with `allow` and `approval` parameters to name in remedies, instead of flags.
     """
 
@@ -106,8 +108,10 @@ class Permissions:
         store: RuleStore | None = None,
         limits: str | None = None,
         entry: str = "",
+        flow: FlowGuard | None = None,
     ) -> None:
         self._entry = entry
+        self.flow = flow
         self._rules = [*rules]
         self._limits = limits
         self.approver = approver
@@ -213,8 +217,9 @@ class Permissions:
             return ToolResult.error(result.reason, code=result.code)
         if (wait := current_wait.get()) is not None:
             wait.allowed_by = result.by
+        call = None if self.flow is None else self.flow.describe_call(facts)
         if not facts.paths and facts.script is None:
-            return await card.run(facts.arguments, ctx)
+            return await run_admitted(self.flow, call, card, facts.arguments, ctx)
 
         def find_denial(resolved: str) -> str | None:
             rules = [rule for permissions in (self, *also) for rule in permissions.rules]
@@ -223,7 +228,8 @@ class Permissions:
 
         grant = PathGrant(facts)
         try:
-            answer = await card.run(facts.arguments, restrict_context(ctx, facts, grant, find_denial))
+            restricted = restrict_context(ctx, facts, grant, find_denial)
+            answer = await run_admitted(self.flow, call, card, facts.arguments, restricted)
         finally:
             grant.end()
         folder = answer.details.get("cwd")
@@ -245,9 +251,22 @@ class Permissions:
         context = PolicyContext(approval=self.approval, plan=is_planning, limits=self._limits is not None)
         rules = tuple(self._rules)
         if not facts.paths and facts.script is None:
-            return decide_call(facts, rules, context)
+            return self._guard_flow(facts, decide_call(facts, rules, context))
         # In a thread: it resolves symbolic links in the paths of rules, and compares long scripts with them.
-        return await to_thread.run_sync(decide_call, facts, rules, context)
+        return self._guard_flow(facts, await to_thread.run_sync(decide_call, facts, rules, context))
+
+    def _guard_flow(self, facts: CallFacts, decision: Decision) -> Decision:
+        """Add the objection of the flow guard, if it has one, to a decision."""
+        objection = None if self.flow is None else self.flow.find_objection(self.flow.describe_call(facts))
+        if objection is None or decision.effect is Effect.DENY:
+            return decision
+        reason = objection.reason
+        if objection.mode == "deny":
+            return Decision(effect=Effect.DENY, reasons=(reason,))
+        if objection.mode == "note" or self.approval is ApprovalMode.ALL:
+            return replace(decision, noted=reason)
+        reasons = (reason, *decision.reasons)
+        return replace(decision, effect=Effect.ASK, reasons=reasons, flow=reason, asked_by_rule=True)
 
     async def _ask(
         self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
@@ -278,7 +297,8 @@ class Permissions:
             if current != facts:
                 return None
             await self._remember(facts, decision, scope)
-        return CheckResult(allowed=True, by=answer.by, facts=current)
+        by = f"{answer.by}, asked by the flow guard" if decision.flow else answer.by
+        return CheckResult(allowed=True, by=by, facts=current)
 
     def _deny_unanswered(self, facts: CallFacts, decision: Decision, cause: str) -> CheckResult:
         """Deny a call that nobody answered, with the remedy."""
@@ -293,6 +313,8 @@ class Permissions:
         """Add the rules of an answer to the session, and to the store if it's for "always"."""
         if scope is ApprovalScope.ONCE:
             return
+        if self.flow is not None and decision.flow:
+            self.flow.allow(self.flow.describe_call(facts))
         is_server = scope is ApprovalScope.ALWAYS_SERVER
         rules = (build_server_rule(facts),) if is_server else build_rules(facts, decision)
         # In another project, the same name means another server, path or script.
@@ -315,6 +337,8 @@ def _to_result(facts: CallFacts, decision: Decision, approval: ApprovalMode) -> 
     is_edit = approval is ApprovalMode.AUTO_EDIT and any(path.writing for path in facts.paths)
     if decision.reasons or (is_edit and not by):
         by = f"--approval {approval.value}"
+    if decision.noted:
+        by = f"{by}, noted: {decision.noted}".removeprefix(", ")
     return CheckResult(allowed=True, by=by, facts=facts)
 
 

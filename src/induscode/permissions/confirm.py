@@ -110,9 +110,11 @@ def build_request(facts: CallFacts, decision: Decision, report: ProgressSink | N
     """Build the request for a call that needs the user's permission."""
     rules = () if decision.firm else build_rules(facts, decision)
     scopes = [ApprovalScope.ONCE]
-    if rules:
+    if decision.flow:  # no rule covers it; the answer for the session is about this tool
+        scopes += [ApprovalScope.SESSION] if len(rules) == len(decision.needs) and not decision.firm else []
+    elif rules:
         scopes += [ApprovalScope.SESSION, ApprovalScope.ALWAYS_TOOL]
-    if facts.server is not None and not decision.firm:
+    if facts.server is not None and not decision.firm and not decision.flow:
         scopes.append(ApprovalScope.ALWAYS_SERVER)
     lines = [f"tool: {escape_text(facts.tool)}"]
     if facts.server is not None:
@@ -138,7 +140,7 @@ def build_request(facts: CallFacts, decision: Decision, report: ProgressSink | N
         lines=tuple(lines),
         reasons=tuple(escape_invisible(reason)[0] for reason in decision.reasons),
         arguments=facts.arguments,
-        saves=tuple(map(str, rules)),
+        saves=(*map(str, rules), *([f"{facts.tool} sending data out"] if decision.flow else [])),
         scopes=tuple(scopes),
         asked_by_rule=decision.asked_by_rule,
         facts=facts,
@@ -178,6 +180,10 @@ def escape_text(text: str) -> str:
 
 def suggest_remedy(facts: CallFacts, decision: Decision, entry: str = "") -> str:
     """Suggest flags, or arguments of the function `entry`, that let such a call run without asking."""
+    if decision.flow:
+        look = "" if facts.server is None else f"indus mcp labels {facts.server}"
+        owner = f"correct its labels ({look}), or " if look else ""
+        return f"{owner}{'set flow.mode to note' if entry else 'start with --flow note'}"
     rules = () if decision.firm else build_rules(facts, decision)
     is_edit = [path.writing and path.refusal is None for path in facts.paths]
     modes = [ApprovalMode.ALL.value]

@@ -92,6 +92,10 @@ class Decision:
     """Whether a rule requires the question."""
     undecided: tuple[str, ...] = ()
     """Reasons why a deny rule could apply to a command, which need an answer in every mode."""
+    flow: str = ""
+    """Why the flow guard wants an answer; one of the reasons."""
+    noted: str = ""
+    """What the flow guard only records."""
 
 
 def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext) -> Decision:

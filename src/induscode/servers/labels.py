@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import looks_secret
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:
@@ -118,12 +119,6 @@ _PUBLIC = _split(
     repository site tweet wiki"""
 )
 """What strangers can read."""
-_SHARED = _split(
-    """app branch calendar campaign card channel comment comments domain email event events file files invoice label
-    labels member message notification page pages payment post project projects reaction record review reviews row rows
-    space status task tasks thread ticket tickets transaction transfer webhook"""
-)
-"""What others can read once it's on a service."""
 _WRITING = _split(
     """add append approve archive assign book build cancel clear close convert copy create delete draw edit enable fill
     format generate insert kill link lock make mark merge modify move open order patch put remove rename replace reset
@@ -137,10 +132,12 @@ _RUNNING = _split("bash command eval evaluate exec execute powershell process ru
 """Words of tools that run what the caller writes."""
 _ADDRESSES = _split("callback endpoint target_url uri uris url urls webhook webhook_url")
 """Arguments that choose where a request goes."""
-_RECIPIENTS = _split("bcc cc channel channel_id chat_id chat_jid email phone phone_number recipient recipients to")
+_RECIPIENTS = _split(
+    "attendees bcc cc channel channel_id chat_id chat_jid email phone phone_number recipient recipients to"
+)
 _PATHS = _split("directory file file_path filepath filename folder input_path path paths")
 _MAILS = _split("discord gmail imap intercom outlook slack teams telegram whatsapp zendesk")
-_STORES = _split("airtable confluence drive filesystem hubspot keychain notion onedrive salesforce stripe")
+_STORES = _split("airtable confluence drive filesystem hubspot keychain memory notion onedrive salesforce stripe")
 _SERVICES: Final[Mapping[str, frozenset[str]]] = {"private": _MAILS | _STORES, "untrusted": _MAILS}
 """Words of servers whose tools read what the key says, whatever the tools are called."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -242,8 +239,10 @@ def _find_outward(facts: _ItemFacts) -> str | None:
         return None
     if (argument := _find_first(facts.arguments, _RECIPIENTS)) is not None:
         return f"its argument {argument!r} chooses who receives it"
-    word = _find_first(facts.words, _PUBLIC | _SHARED if _is_service(facts) else _PUBLIC)
-    return None if word is None else f"it changes what others can read: {word}"
+    if (word := _find_first(facts.words, _PUBLIC)) is not None:
+        return f"it changes what others can read: {word}"
+    word = _find_first(facts.words, _WRITING) if _is_service(facts) else None
+    return None if word is None else f"its name has {word!r}, and it works on a service"
 
 
 def _find_service(facts: _ItemFacts, label: Label) -> str | None:
@@ -255,7 +254,7 @@ def _find_service(facts: _ItemFacts, label: Label) -> str | None:
 def _is_service(facts: _ItemFacts) -> bool:
     """Return whether a server works on a service, and not only on this machine."""
     is_open = facts.hints.get("openWorldHint") is True
-    return is_open or not isinstance(facts.config, StdioServerConfig) or bool(facts.config.env)
+    return is_open or not isinstance(facts.config, StdioServerConfig) or any(map(looks_secret, facts.config.env))
 
 
 def _is_offline(config: ServerConfig | None) -> bool:

@@ -6,11 +6,20 @@ server (`indus serve --auth`) it has scopes, and the name of its subject, the pr
 
 from __future__ import annotations
 
+import hashlib
 from contextvars import ContextVar
 from dataclasses import field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.records import record
+from indusagi.core.text import clean_text
+from indusagi.runtime.calls import CallingClient
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonValue
+
+_MAX_NAME_CHARS = 100
+"""Limit for a client's name and version."""
 
 Credential: TypeAlias = Literal["nobody", "open", "user", "view", "principal", "browser"]
 """How a client identifies itself: not at all; not required (`--no-token`); with the user's token, a view's token, an
@@ -104,3 +113,17 @@ def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
         can_act=can_look and is_full and operates,
         can_try=can_look and is_full and operates and calls,
     )
+
+
+def read_client(info: JsonValue, principal: str) -> CallingClient:
+    """Read what a client says about itself."""
+    texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
+    name, version = (clean_text(text[:_MAX_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
+    return CallingClient(name, version, principal)
+
+
+def name_conversation(owner: bytes, client: CallingClient) -> str:
+    """Name the conversation of a client without sessions: all its requests belong to one."""
+    parts = (owner, client.principal.encode("utf-8", "surrogatepass"), client.name.encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts))
+    return f"client:{digest.hexdigest()[:32]}"

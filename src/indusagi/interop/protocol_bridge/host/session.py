@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.faults import describe_error
-from indusagi.core.text import clean_text
+from indusagi.core.ids import new_ulid
 from indusagi.interop.protocol_bridge.client.handlers import ACKNOWLEDGED, UNKNOWN_CALLER, InputExchange, current_caller
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange, to_core_task
@@ -45,7 +45,7 @@ from indusagi.interop.protocol_bridge.host.client_requests import (
 )
 from indusagi.interop.protocol_bridge.host.content import LIST_CHANGES, LOG_LEVELS, ContentSource, cut_page
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, RequestDispatcher
-from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS, ClientIdentity
+from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS, ClientIdentity, name_conversation, read_client
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -66,7 +66,14 @@ from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
     VERSION,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
-from indusagi.runtime.calls import CallingClient, current_client, current_completion, current_trace, read_trace
+from indusagi.runtime.calls import (
+    CallingClient,
+    current_client,
+    current_completion,
+    current_conversation,
+    current_trace,
+    read_trace,
+)
 from indusagi.runtime.contract import ProgressSink, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -82,8 +89,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
-_MAX_NAME_CHARS = 100
-"""Limit for a client's name and version."""
 _NEED_TOOLS = frozenset(
     {
         "tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read",
@@ -134,6 +139,7 @@ class HostSession:
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
         self._owner = identity.owner
+        self._id = new_ulid()
         self._find_catalog = find_catalog
         self._catalog = catalog if find_catalog is None else find_catalog(self._client)
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
@@ -213,7 +219,7 @@ class HostSession:
                 data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
                 raise RpcError(UNSUPPORTED_VERSION, "unsupported protocol version", data)
             if self._find_catalog is not None:
-                self._catalog = self._find_catalog(_read_client(request.meta.get(CLIENT_INFO), self.principal))
+                self._catalog = self._find_catalog(read_client(request.meta.get(CLIENT_INFO), self.principal))
             method = self._modern_methods.get(name)
         else:
             method = self._legacy_methods.get(name)
@@ -245,7 +251,7 @@ class HostSession:
         self.log_level = self.level_set or _DEFAULT_LEVEL
         declared = request.params.get("capabilities")
         self.capabilities = declared if isinstance(declared, dict) else {}
-        self._client = _read_client(request.params.get("clientInfo"), self.principal)
+        self._client = read_client(request.params.get("clientInfo"), self.principal)
         if self._find_catalog is not None:
             self._catalog = self._find_catalog(self._client)
         if not self._stops:
@@ -573,18 +579,15 @@ class HostSession:
 
     def _find_client(self, request: HostRequest) -> CallingClient:
         info = request.meta.get(CLIENT_INFO)
-        return self._client if info is None else _read_client(info, self.principal)
+        return self._client if info is None else read_client(info, self.principal)
 
     def _identify_call(self, request: HostRequest) -> None:
-        """Set the client and trace that call observers see in this task."""
-        current_client.set(self._find_client(request))
+        """Set the client, conversation and trace that others see in this task."""
+        client = self._find_client(request)
+        current_client.set(client)
+        has_session = VERSION not in request.meta or self._owns_suspended
+        current_conversation.set(self._id if has_session else name_conversation(self._owner, client))
         current_trace.set(read_trace(request.meta) if "traceparent" in request.meta else None)
-
-
-def _read_client(info: JsonValue, principal: str) -> CallingClient:
-    texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
-    name, version = (clean_text(text[:_MAX_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
-    return CallingClient(name, version, principal)
 
 
 def _is_text(value: JsonValue) -> bool:

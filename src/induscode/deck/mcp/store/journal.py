@@ -209,6 +209,10 @@ class Journal:
         """Record a step of a call that needs a person's yes. The caller has replaced the secrets."""
         self._append("approval", facts)
 
+    def record_join(self, facts: JsonObject) -> None:
+        """Record the first call that brought a label to a conversation."""
+        self._append("join", facts)
+
     def record_search(self, queries: Sequence[str], server: str | None, found: Sequence[str], left_out: int) -> None:
         """Record a tool search, its queries and results, for the first thousand searches per run."""
         self._searches += 1
