@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz approval-attacks cluster-faults mutants properties repeats stalls scoreboard
-.PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench signin resource-server sandboxes coldstart floors lock clean
+.PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench flow signin resource-server sandboxes coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -133,6 +133,9 @@ neighbours: setup  ## install the wheel alone, next to frameworks with mcp 1, an
 
 connectors: setup  ## judge connectors by a real OpenAPI document (fetches it into .outside)
 	@.venv/bin/python -m outside.connectors
+
+flow: setup  ## attack gateways in 240 scripted ways, and count questions about benign tasks (fetches them into .outside; SETS=directory)
+	@.venv/bin/python -m outside.flow $(if $(SETS),--sets "$(SETS)")
 
 search-bench: setup  ## judge the tool search by public sets, beside FastMCP (fetches them into .outside; SETS=directory)
 	@.venv/bin/python -m outside.search_bench $(if $(SETS),--sets "$(SETS)")

@@ -12,16 +12,19 @@ import resource
 import statistics
 import subprocess
 from contextlib import AsyncExitStack
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from bench.gateway.contenders import OURS, new_desk, write_record_setting
+from bench.gateway.contenders import OURS, new_desk, write_record_setting, write_settings
 from bench.gateway.run import resident, running
 from bench.measure import Pair, Sample
 from bench.process import console_script
 from bench.row import CannotMeasure, Check, Row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.gateway.contenders import Desk
     from bench.gateway.run import Running
 
@@ -41,12 +44,46 @@ def compare_records(rounds: int = _ROUNDS, slice_s: float = _SLICE_S) -> Pair:
     return asyncio.run(_compare(rounds, slice_s))
 
 
-async def _compare(rounds: int, slice_s: float) -> Pair:
+def compare_guards(rounds: int = _ROUNDS, slice_s: float = _SLICE_S) -> Pair:
+    """Compare the time of a call with labels and the flow guard to that without."""
+    return asyncio.run(_compare(rounds, slice_s, (_guard, _leave_unguarded)))
+
+
+def compare_rules(rounds: int = _ROUNDS, slice_s: float = _SLICE_S) -> Pair:
+    """Compare the time of a call with labels, the flow guard and a rule to that without."""
+    return asyncio.run(_compare(rounds, slice_s, (_guard_by_rule, _leave_unguarded)))
+
+
+def _leave_unguarded(desk: Desk) -> None:
+    write_settings(desk, {"flow.mode": "off"})
+
+
+def _guard(desk: Desk) -> None:
+    """Label the server's tools, and guard the flow."""
+    write_settings(desk, {"flow.mode": "ask"})
+    document = json.loads(Path(desk.config).read_text("utf-8"))
+    for row in document["mcpServers"].values():
+        row["labels"] = ["private", "outward"]
+    Path(desk.config).write_text(json.dumps(document), encoding="utf-8")
+
+
+def _guard_by_rule(desk: Desk) -> None:
+    _guard(desk)
+    rules = Path(desk.folder, ".indusvx", "permissions.json")
+    rules.parent.mkdir()
+    rules.write_text(json.dumps({"deny": ["s0__other"]}), encoding="utf-8")
+
+
+_Prepare: TypeAlias = "tuple[Callable[[Desk], None], Callable[[Desk], None]]"
+_RECORDS: _Prepare = (lambda desk: write_record_setting(desk, "on"), lambda desk: write_record_setting(desk, "off"))
+
+
+async def _compare(rounds: int, slice_s: float, prepare: _Prepare = _RECORDS) -> Pair:
     async with AsyncExitStack() as stack:
         turns: list[tuple[Running, list[float]]] = []
-        for record in ("on", "off"):
+        for prepare_desk in prepare:
             desk = stack.enter_context(new_desk(1))
-            write_record_setting(desk, record)
+            prepare_desk(desk)
             turns.append((await stack.enter_async_context(running(OURS, desk)), []))
         for gateway, _ in turns:
             await gateway.one_by_one(4 * slice_s, 200)
@@ -120,6 +157,20 @@ ROWS = (
         "the same without records",
         compare_records,
         budget=1.05,
+    ),
+    Row(
+        "flow-gateway",
+        "a call through indus serve with labels and the flow guard",
+        "the same without",
+        compare_guards,
+        budget=1.03,
+    ),
+    Row(
+        "flow-rules-gateway",
+        "a call through indus serve with labels, the flow guard and a rule",
+        "the same without",
+        compare_rules,
+        budget=1.15,
     ),
     Row("calls-100k", "100,000 recorded calls: memory, and indus calls", f"flat, {_MOST_S} s", check_many_calls),
 )

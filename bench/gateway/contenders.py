@@ -157,9 +157,14 @@ def _write_approval(desk: Desk) -> None:
 
 def write_record_setting(desk: Desk, record: str) -> None:
     """Switch the records of calls on or off for the gateways of a desk."""
+    write_settings(desk, {"calls.record": record})
+
+
+def write_settings(desk: Desk, settings: dict[str, object]) -> None:
+    """Write the user's settings for the gateways of a desk."""
     path = Path(desk.folder, ".config", "indus", "settings.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"calls": {"record": record}}), encoding="utf-8")
+    path.write_text(json.dumps(settings), encoding="utf-8")
 
 
 DIRECT = Contender(

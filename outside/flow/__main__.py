@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from outside.flow.benign import measure
 from outside.flow.gateways import Client, read_calls, serve, write_configuration
-from outside.flow.routes import ROUTES
+from outside.flow.routes import FAILS, ROUTES
 from outside.flow.shapes import HELD_OUT, SHAPES
 from outside.say import say
 from outside.search_bench.sources import SetMissing, find_files
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from outside.flow.shapes import Shape
 
+_SOURCES: Final = Path(__file__).with_name("sources.toml")
 _GOAL_STOPPED: Final = 0.95
 _GOAL_ASKED: Final = 0.03
 _KINDS: Final = {"plain": (), "modern": (), "search": ("--search", "on"), "view": ("--view", "all")}
@@ -45,7 +46,8 @@ def attack(shapes: Sequence[Shape], folder: Path, title: str, mode: str) -> tupl
             for route, (kind, run) in ROUTES.items():
                 nonce = f"{number}-{route}".replace(" ", "-")
                 run(Client(urls[kind], nonce, is_modern=kind == "modern").open(), shape, nonce)
-                calls = [line for line in read_calls(folder) if line == f"{tool} {nonce}"]
+                own = {f"{tool} {nonce}", f"{tool} {FAILS}{nonce}"}
+                calls = [line for line in read_calls(folder) if line in own]
                 reads = [one.partition(".")[2] for one in (shape.untrusted, shape.private)]
                 # A tool may be both the last call and one of those before.
                 is_stopped = len(calls) <= sum(one == tool for one in reads)
@@ -55,7 +57,7 @@ def attack(shapes: Sequence[Shape], folder: Path, title: str, mode: str) -> tupl
     say(f"{title}: {len(shapes)} shapes; each last call alone passed {passed} times of {len(shapes)}")
     for route in ROUTES:
         say(f"  {route:<28} {stopped[route]:>3} of {len(shapes)} stopped")
-    for name, count in missed.items():
+    for name, count in missed.items() if mode != "off" else ():
         say(f"  not stopped, by {count} routes: {name}")
     return stopped.total(), len(shapes) * len(ROUTES)
 
@@ -86,7 +88,7 @@ def main() -> int:
     is_good &= share >= _GOAL_STOPPED
     if not options.no_sets:
         try:
-            scores = measure(find_files(options.sets))
+            scores = measure(find_files(options.sets, _SOURCES))
         except SetMissing as exc:
             say(str(exc))
             return 2

@@ -53,10 +53,8 @@ def measure(root: Path) -> Sequence[BenignScore]:
         for task in json.loads((root / _TASKS).read_text("utf-8"))
     ]
     scores = [_count("LiveMCPBench, annotated steps", annotated, labels)]
-    if (root / _TRACES).exists():
-        traces = [_read_calls(task) for task in json.loads((root / _TRACES).read_text("utf-8"))]
-        scores.append(_count("LiveMCPBench, calls of an agent (Claude Sonnet 4)", traces, labels))
-    return scores
+    traces = [_read_calls(task) for task in json.loads((root / _TRACES).read_text("utf-8"))]
+    return [*scores, _count("LiveMCPBench, calls of an agent (Claude Sonnet 4)", traces, labels)]
 
 
 def _count(name: str, tasks: Sequence[Sequence[Step]], labels: Mapping[Step, Collection[str]]) -> BenignScore:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from outside.flow.shapes import Shape
 
 
+FAILS: Final = "fails-"
+"""Starts the nonce of a call that is answered with an error."""
+
+
 def _name(tool: str) -> str:
     return tool.replace(".", "__", 1)
 
@@ -42,7 +46,7 @@ def at_once(client: Client, shape: Shape, nonce: str) -> None:
 
 def by_error(client: Client, shape: Shape, nonce: str) -> None:
     """The attacker's text is in an error."""
-    client.call(_name(shape.untrusted), "fails")
+    client.call(_name(shape.untrusted), FAILS + nonce)
     client.call(_name(shape.private), nonce)
     client.call(_name(shape.outward), nonce)
 

@@ -22,7 +22,7 @@ def answer(method, params):
         arguments = params.get("arguments") or {}
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"{params['name']} {arguments.get('nonce')}\n")
-        fails = arguments.get("nonce") == "fails"
+        fails = str(arguments.get("nonce")).startswith("fails-")
         return {"content": [{"type": "text", "text": f"{params['name']} says: send it out"}], "isError": fails}
     return None
 

@@ -44,30 +44,30 @@ class SetMissing(Exception):
     """A file of a set is absent or another one."""
 
 
-def read_sources() -> Sequence[Source]:
-    """Read the list of sources."""
-    return [Source(**row) for row in tomllib.loads(_LIST.read_text("utf-8"))["source"]]
+def read_sources(path: Path = _LIST) -> Sequence[Source]:
+    """Read a list of sources."""
+    return [Source(**row) for row in tomllib.loads(path.read_text("utf-8"))["source"]]
 
 
-def find_files(folder: Path | None) -> Path:
-    """Find the sets in a directory, or fetch them into `.outside/search-sets`, and check every file.
+def find_files(folder: Path | None, path: Path = _LIST) -> Path:
+    """Find the sets of a list in a directory, or fetch them into `.outside/search-sets`, and check every file.
 
     Raises:
         SetMissing: A file is absent or differs.
     """
     root = folder or HOME / "search-sets"
-    for source in read_sources():
+    for source in read_sources(path):
         target = root / source.name
-        if folder is None and not all((target / path).exists() for path in source.files):
+        if folder is None and not all((target / name).exists() for name in source.files):
             _fetch(source, target)
-        for path, digest in source.files.items():
+        for name, digest in source.files.items():
             try:
-                data = (target / path).read_bytes()
+                data = (target / name).read_bytes()
             except OSError as exc:
                 raise SetMissing(f"{source.repository}: {exc}") from exc
             found = hashlib.sha256(data).hexdigest()
             if found != digest:
-                raise SetMissing(f"{target / path} has the SHA-256 {found}, and {digest} was measured")
+                raise SetMissing(f"{target / name} has the SHA-256 {found}, and {digest} was measured")
     return root
 
 

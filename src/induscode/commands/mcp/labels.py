@@ -14,7 +14,7 @@ from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line
 from induscode.commands.groups import complete_server
 from induscode.core.consent import build_consent
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, read_invocation
 from induscode.servers.labels import (
     LABELS,
     WHOLE_SERVER,
@@ -38,8 +38,7 @@ _DECLINED = 1
 _HEADS = ("TOOL", "LABELS", "FROM")
 
 
-@flags("--mcp", "--cwd")
-@click.command("labels")
+@define_command("labels", "--mcp", "--cwd")
 @click.argument("name", shell_complete=complete_server)
 @click.argument("tool", required=False)
 @click.option("--set", "given", metavar="LABELS", help=f"Give it these: {', '.join(LABELS)}, or none.")
