@@ -1,15 +1,18 @@
 """A server whose tools and resource answer with fixed text, and write down each call: NAME, LOG and DEFINITIONS."""
 
+from __future__ import annotations
+
 import json
 import sys
+from typing import Any
 
 name, log, definitions = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 
 
-def answer(method, params):
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     """Return the result of a request, or None for an unknown one."""
     if method == "initialize":
-        capabilities = {"tools": {}, "resources": {}}
+        capabilities: dict[str, Any] = {"tools": {}, "resources": {}}
         info = {"name": name, "version": "1"}
         return {"protocolVersion": params["protocolVersion"], "capabilities": capabilities, "serverInfo": info}
     if method == "tools/list":
@@ -19,7 +22,7 @@ def answer(method, params):
     if method == "resources/read":
         return {"contents": [{"uri": params["uri"], "text": f"data of {name}"}]}
     if method == "tools/call":
-        arguments = params.get("arguments") or {}
+        arguments: dict[str, Any] = params.get("arguments") or {}
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"{params['name']} {arguments.get('nonce')}\n")
         fails = str(arguments.get("nonce")).startswith("fails-")
@@ -30,7 +33,7 @@ def answer(method, params):
 for line in sys.stdin:
     message = json.loads(line)
     if "id" in message and "method" in message:
-        reply = {"jsonrpc": "2.0", "id": message["id"]}
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
         result = answer(message["method"], message.get("params") or {})
         reply |= {"error": {"code": -32601, "message": "unknown"}} if result is None else {"result": result}
         print(json.dumps(reply), flush=True)

@@ -165,7 +165,7 @@ mail, spreadsheet, mail (Outlook)
 web page, mails, web page
     firecrawl.firecrawl_scrape outlook.read_mail_message firecrawl.firecrawl_scrape
 """)
-"""Written after the words of the proposals, which weren't changed for them."""
+"""Written after the words of the proposals. After their first run, one rule was generalized: changes on a service."""
 
 
 def read_tools() -> dict[str, dict[str, Any]]:
@@ -175,7 +175,7 @@ def read_tools() -> dict[str, dict[str, Any]]:
         server, rest = row.split(None, 1)
         name, _, after = rest.partition("(")
         arguments, _, hints = after.partition(")")
-        properties = {one.strip(): {} for one in arguments.split(",") if one.strip()}
+        properties: dict[str, Any] = {one.strip(): {} for one in arguments.split(",") if one.strip()}
         definition: dict[str, Any] = {"name": name, "inputSchema": {"type": "object", "properties": properties}}
         if hints.strip() == "r":
             definition["annotations"] = {"readOnlyHint": True}

@@ -14,6 +14,7 @@ from indusagi.interop.protocol_bridge.client.handlers import current_server
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.runtime.calls import current_conversation
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.tasks import LONGEST_MS, UNLIMITED_MS, GatewayTasks, TaskMap
 
@@ -301,3 +302,16 @@ def test_handles_are_given_unless_every_result_has_to_pass_through_here() -> Non
     tasks = GatewayTasks(Server(), holds_back=lambda: True)
     assert not tasks.gives_handles()
     assert not tasks.offers_core()
+
+
+async def test_a_conversation_that_asks_about_anothers_task_is_noticed() -> None:
+    stage, adopted = Stage(), list[str]()
+    stage.tasks.on_adopted.add(adopted.append)
+    token = current_conversation.set("one")
+    task = await stage.add()
+    await stage.request("tasks/get", task)
+    assert adopted == []
+    current_conversation.set("another")
+    await stage.request("tasks/get", task)
+    current_conversation.reset(token)
+    assert adopted == ["s"]

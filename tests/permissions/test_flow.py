@@ -41,7 +41,7 @@ class Desk:
         folder: Path,
         mode: FlowMode | None = None,
         *says: ApprovalScope | None,
-        labels: JsonObject | None = None,
+        labels: JsonValue = None,
         is_gateway: bool = False,
         **options: Any,
     ) -> None:
@@ -174,7 +174,7 @@ async def test_calls_at_the_same_time_count_from_their_admission(tmp_path: Path)
     )
     await desk.call("get_issue")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(CheckedCard(slow, desk.permissions).run, {}, desk.context)
+        tasks.start_soon(CheckedCard(slow, desk.permissions).run, cast("JsonObject", {}), desk.context)
         await started.wait()
         assert "flow guard" in await desk.call(SEND)
         tasks.cancel_scope.cancel()
@@ -256,6 +256,17 @@ async def test_native_tools_have_fixed_labels(tmp_path: Path, name: str, argumen
     facts = person.questions[0].facts
     assert facts is not None
     assert [*FlowGuard().describe_call(facts).labels.labels] == labels.split()
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"), [(None, "private untrusted"), (["private"], "private"), ({"a": ["outward"]}, "")]
+)
+async def test_a_task_of_another_conversation_has_what_its_server_reads(
+    tmp_path: Path, labels: Any, found: str
+) -> None:
+    desk = Desk(tmp_path, labels=labels)
+    desk.guard.adopt_task("s")
+    assert [event["label"] for event in desk.events] == found.split()
 
 
 async def test_a_preview_says_what_the_guard_would_ask(tmp_path: Path) -> None:

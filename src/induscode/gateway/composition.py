@@ -175,6 +175,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines, approvals)
         if checks.flow is not None:
             checks.flow.connect(session.mcp)
+            parts.tasks.on_adopted.add(checks.flow.adopt_task)
         is_checked = gateway.checks.checks_remote or checks.flow is not None
         wrap = gateway.wrap_content if is_checked or session.addons.intercepts else None
         content.open(

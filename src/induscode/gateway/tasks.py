@@ -28,6 +28,7 @@ from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.sqlite import DatabaseFormat, create_or_replace
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import clean_json
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.handlers import current_server, name_askers
@@ -37,6 +38,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault, parse_call_
 from indusagi.interop.protocol_bridge.fleet import send_past_move
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.interop.protocol_bridge.uris import convert_blocks, convert_result
+from indusagi.runtime.calls import current_conversation
 from indusagi.runtime.contract import ProgressSink, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class HeldTask:
     """Whether the node that created the task knows about its end."""
     notified: JsonObject | None = None
     """Last state sent to the clients following it."""
+    conversation: str | None = None
+    """The conversation whose call created it, if that was here."""
 
 
 class GatewayTasks:
@@ -100,6 +104,8 @@ class GatewayTasks:
         self._handles = handles
         self._held: dict[str, HeldTask] = {}
         self._by_own: dict[tuple[str, str], HeldTask] = {}
+        self.on_adopted: Listeners[[str]] = Listeners()
+        """Called with a task's server when a conversation asks about a task that it didn't create."""
         content.on_task_status.add(self.receive)
 
     async def open(self) -> None:
@@ -154,6 +160,7 @@ class GatewayTasks:
             held.row = replace(row, id=earlier.row.id)
         if earlier is not None:  # the server restarted and counts from one: the old task is gone
             self._forget(earlier)
+        held.conversation = current_conversation.get()
         held.completion, held.listeners = exchange.completion, [] if listener is None else [listener]
         row = held.row
         self._hold(held)
@@ -211,6 +218,8 @@ class GatewayTasks:
             raise _build_unknown()
         if task_id not in self._held:
             self._hold(held)
+        if held.conversation != current_conversation.get():
+            self.on_adopted(held.row.server)
         return held
 
     def find_server(self, task_id: JsonValue) -> str | None:

@@ -58,6 +58,14 @@ class FlowCall:
     tool: str
     labels: ToolLabels
     at: str = ""
+    reads: tuple[Label, ...] = field(init=False, compare=False)
+    """Which of the labels that a conversation keeps it has."""
+    sends: bool = field(init=False, compare=False)
+    """Whether it sends data out."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple(label for label in READ if label in self.labels.labels))
+        object.__setattr__(self, "sends", "outward" in self.labels.labels)
 
     def __str__(self) -> str:
         owner = f" of server {self.server!r}" if self.server else ""
@@ -99,7 +107,8 @@ class FlowGuard:
     """
 
     def __init__(self, mode: FlowMode | None = None, *, is_gateway: bool = False) -> None:
-        self._mode, self._is_gateway = mode, is_gateway
+        self._mode: FlowMode | None = mode
+        self._is_gateway = is_gateway
         self._joins: OrderedDict[str, FlowJoin] = OrderedDict()
         self._forgotten: bytearray | None = None
         """A Bloom filter of the conversations that had to be dropped: they count as having read everything."""
@@ -141,11 +150,29 @@ class FlowGuard:
         self._labels[ref] = raw, plan, found
         return found
 
+    @property
+    def plan(self) -> ServerPlan | None:
+        """The servers' rows, whose change may change labels."""
+        return self._find_plan()
+
     # -- decisions --------------------------------------------------------------------------
+
+    def is_indifferent(self, call: FlowCall) -> bool:
+        """Return whether a call needs no look: it adds nothing to the join, and sends nothing out that's guarded."""
+        if not call.reads and not call.sends:
+            return True
+        key = current_conversation.get()
+        join = self._joins.get(key)
+        if join is None or key.startswith(CLIENT_KEY):
+            return False
+        for label in call.reads:
+            if label not in join.first:
+                return False
+        return not call.sends or not (join.find("private") and join.find("untrusted"))
 
     def find_objection(self, call: FlowCall) -> FlowObjection | None:
         """Return why a call would complete the combination in the current conversation, if it would."""
-        if "outward" not in call.labels.labels:
+        if not call.sends:
             return None
         join = self._find_join()
         if join is None or (call.server, call.tool) in join.allowed:
@@ -154,7 +181,7 @@ class FlowGuard:
         if private is None or untrusted is None:
             return None
         calls = (private, untrusted, call)
-        mode: FlowMode = self._mode or "ask"
+        mode: FlowMode = "ask" if self._mode is None else self._mode
         if self._mode is None and self._is_gateway and not all(one.labels.is_confirmed for one in calls):
             mode = "note"
         if private == untrusted:
@@ -171,14 +198,26 @@ class FlowGuard:
 
     def admit(self, call: FlowCall) -> AdmittedCall | None:
         """Count a call that's about to run; `None` if it reads nothing that's kept."""
-        if self._mode == "off" or not any(label in call.labels.labels for label in READ):
+        if self._mode == "off" or not call.reads:
             return None
         join = self._open_join()
-        if all(label in join.first for label in READ if label in call.labels.labels):
+        if all(label in join.first for label in call.reads):
             return None
         admitted = FlowCall(call.server, call.tool, call.labels, iso_utc())
         join.running.append(admitted)
         return AdmittedCall(self, current_conversation.get(), join, admitted)
+
+    def adopt_task(self, server: str) -> None:
+        """Count the result of a task that another conversation started: it has what any tool of the server reads."""
+        plan = self.plan
+        rows: RowLabels = {}
+        if plan is not None:
+            rows = plan.find_labels(server)
+        given = {label for labels in rows.values() for label in labels}
+        labels: dict[Label, str] = {label: "" for label in READ if not rows or label in given}
+        admitted = self.admit(FlowCall(server, "a task", ToolLabels(labels, is_confirmed=bool(rows))))
+        if admitted is not None:
+            admitted.end(None)
 
     def settle(self, key: str, join: FlowJoin, call: FlowCall, *, has_read: bool) -> None:
         """Keep the labels of a call that may have returned something."""
@@ -327,20 +366,18 @@ class FlowCard(CardWrapper):
     def __init__(self, inner: Capability, guard: FlowGuard, load: Callable[[], _Asks]) -> None:
         super().__init__(inner)
         self._guard, self._load = guard, load
+        self._plan, self._call = guard.plan, guard.describe(inner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Run the inner card, after a question if the guard wants one."""
-        call = self._guard.describe(self.inner)
+        if self._plan is not self._guard.plan:
+            self._plan, self._call = self._guard.plan, self._guard.describe(self.inner)
+        call = self._call
+        if self._guard.is_indifferent(call):
+            return await self.inner.run(arguments, ctx)
         objection = self._guard.find_objection(call)
-        if objection is None:
-            return await run_admitted(self._guard, call, self.inner, arguments, ctx)
-        if objection.mode == "note":
-            note_flow(objection)
-            return await run_admitted(self._guard, call, self.inner, arguments, ctx)
-        return await self._load().run(self.inner, arguments, ctx)
-
-
-def note_flow(objection: FlowObjection) -> None:
-    """Record an objection that doesn't stop a call with the call."""
-    if (wait := current_wait.get()) is not None:
-        wait.allowed_by = f"noted by the {objection.reason}"
+        if objection is not None and objection.mode != "note":
+            return await self._load().run(self.inner, arguments, ctx)
+        if objection is not None and (wait := current_wait.get()) is not None:
+            wait.allowed_by = f"noted by the {objection.reason}"
+        return await run_admitted(self._guard, call, self.inner, arguments, ctx)

@@ -47,7 +47,6 @@ _HEADS = ("TOOL", "LABELS", "FROM")
 @click.option("--yes", is_flag=True, help="Confirm without a question.")
 @digest_option
 @as_json
-@click.pass_context
 def labels(
     context: click.Context,
     name: str,
@@ -59,7 +58,6 @@ def labels(
     yes: bool,
     digests: tuple[str, ...],
     as_json: bool,
-    **_: object,
 ) -> int:
     """Show the labels of the tools of the server NAME, or give labels to NAME or its TOOL.
 

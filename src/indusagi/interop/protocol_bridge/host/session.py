@@ -138,8 +138,7 @@ class HostSession:
         self._client = CallingClient(principal=self.principal)
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
-        self._owner = identity.owner
-        self._id = new_ulid()
+        self._owner, self._id = identity.owner, new_ulid()
         self._find_catalog = find_catalog
         self._catalog = catalog if find_catalog is None else find_catalog(self._client)
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
@@ -343,6 +342,7 @@ class HostSession:
         return self._send_changes(request, wanted)
 
     async def _send_changes(self, request: HostRequest, wanted: JsonObject) -> JsonObject:
+        self._identify_call(request)
         meta: JsonObject = {SUBSCRIPTION: request.id}
         honoured: JsonObject = {}
         stops: list[Callable[[], None]] = []
