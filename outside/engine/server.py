@@ -18,9 +18,9 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.json import is_json_object
-from indusagi.core.process.child import ChildProcess
+from indusagi.core.process.child import ChildProcess, KeptOutput
 from indusagi.core.records import record
-from induscode.search.weights import LastOutput, WeightsError
+from induscode.search.weights import WeightsError
 from outside.engine import host
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ async def open_local_server(weights: LocalWeights) -> AsyncGenerator[LocalAddres
         await child.end(1.0)
 
 
-class _HostOutput(LastOutput):
+class _HostOutput(KeptOutput):
     """The line with the address, and the end of what the engine has written about itself."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(last_error_bytes=4096)
         self.changed = anyio.Event()
         self.address: str | None = None
         self._line = b""
@@ -123,8 +123,9 @@ class _HostOutput(LastOutput):
             self.address = address if isinstance(address, str) else None
             self.changed.set()
 
-    def stderr_received(self, data: bytes) -> None:
-        super().stdout_received(data)
-
     def state_changed(self) -> None:
         self.changed.set()  # it has exited, or closed its output, before it was ready
+
+    def describe(self) -> str:
+        """Return the last lines of its errors, joined into one."""
+        return "; ".join(filter(None, map(str.strip, self.errors.decode("utf-8", "replace").splitlines()[-3:])))

@@ -96,7 +96,8 @@ def test_invalid_labels_are_left_out_with_a_remark(value: JsonValue) -> None:
 
 
 def test_labels_are_written_as_they_were_read() -> None:
-    for value in (["private", "outward"], {"*": ["private"], "a": []}, {"a": ["untrusted"]}):
+    values: tuple[JsonValue, ...] = (["private", "outward"], {"*": ["private"], "a": []}, {"a": ["untrusted"]})
+    for value in values:
         assert format_labels(parse_labels(value)) == value
     assert parse_labels(None) == {}
 
