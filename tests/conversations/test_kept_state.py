@@ -12,6 +12,7 @@ from indusagi.capabilities.checklist import ChecklistItem, checklist_of
 from induscode.conversations.kept_state import KeptState
 from induscode.conversations.transcript import Transcript
 from induscode.permissions.check import Permissions
+from induscode.permissions.flow import FlowGuard
 from induscode.permissions.plan_mode import PlanMode
 from induscode.permissions.rules import Effect, Rule, RuleOrigin
 
@@ -28,11 +29,11 @@ DENY = Rule(effect=Effect.DENY, tool="webfetch", origin=RuleOrigin.SESSION, work
 class Opened:
     """A conversation whose state is kept, as a session opens it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flow: FlowGuard | None = None) -> None:
         self.transcript = Transcript(str(folder / "c"), "/w")
         self.context: ToolContext = context(folder)
         self.plan_mode = PlanMode(approves=False)
-        self.permissions = Permissions()
+        self.permissions = Permissions(flow=flow)
         self.state = KeptState(self.transcript, self.context, self.plan_mode, self.permissions)
         self.lost = self.state.restore()
 
@@ -94,6 +95,21 @@ def test_a_removed_rule_stays_removed(tmp_path: Path) -> None:
     opened.transcript.close()
     again = Opened(tmp_path)
     assert again.permissions.session_rules == ()
+    again.transcript.close()
+
+
+def test_what_a_conversation_has_read_outlives_a_rewind_and_the_process(tmp_path: Path) -> None:
+    opened, read = Opened(tmp_path, FlowGuard()), {"label": "private", "server": "s", "tool": "read", "when": "now"}
+    assert opened.permissions.flow is not None
+    opened.permissions.flow.restore_call({**read})
+    assert opened.save() == ["flow"]
+    assert opened.save() == []
+    opened.transcript.mark("rewind", before=0)
+    opened.transcript.close()
+    again = Opened(tmp_path, FlowGuard())
+    assert again.permissions.flow is not None
+    assert again.permissions.flow.dump_calls() == [read]
+    assert again.save() == []
     again.transcript.close()
 
 

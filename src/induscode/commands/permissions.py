@@ -24,6 +24,7 @@ from induscode.launch.options import define_command, read_invocation
 from induscode.launch.settings import APPROVALS_MODE
 from induscode.permissions import build_gateway_checks, load_permissions
 from induscode.permissions.check import preview_card
+from induscode.permissions.flow import FlowGuard
 from induscode.permissions.rules import Effect
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class _Trial(CallRun):
             mode = self.invocation.settings.get(APPROVALS_MODE)
             by_rule = all(one.asked_by_rule for one in decisions if one.effect is Effect.ASK)
             effect = Effect.ASK if mode == "ask" or (mode is None and by_rule) else Effect.DENY
+        guard = FlowGuard()
+        guard.connect(session.mcp)
+        found = guard.describe(card).labels
+        source = "confirmed" if found.is_confirmed else "proposed"
         return ToolOutcome(
             "",
             ToolResult.json(
@@ -116,6 +121,7 @@ class _Trial(CallRun):
                     "effect": effect.value,
                     "rules": [*dict.fromkeys(rule.reason for decision in decisions for rule in decision.rules)],
                     "reasons": [*dict.fromkeys(reason for decision in decisions for reason in decision.reasons)],
+                    **({"labels": [f"{label} ({source})" for label in found.labels]} if found.labels else {}),
                 }
             ),
         )
@@ -137,4 +143,6 @@ class _Trial(CallRun):
                 because = [f"--approval {self.invocation.approval}"]
             for reason in because or ["it needs no rule"]:
                 print_line(f"  {reason}")
+            if labels := filter_texts(facts.get("labels")):
+                print_line(f"  labels for the flow guard: {', '.join(labels)}")
         return 0 if effect is Effect.ALLOW else _NOT_ALLOWED

@@ -44,6 +44,8 @@ def test_proposals_are_shown_confirmed_changed_and_reset(tmp_path: Path, server:
     run("mcp", "labels", "s", "send_mail", "--reset", cwd=tmp_path)
     (row,) = told("mcp", "labels", "s", "send_mail", "--json", cwd=tmp_path)["tools"]
     assert (row["labels"], row["confirmed"]) == (["outward"], False)
+    tried = run("permissions", "test", "s__get_issue", cwd=tmp_path).stdout
+    assert "labels for the flow guard: private (confirmed), untrusted (confirmed)" in tried
     run("mcp", "labels", "s", "--reset", cwd=tmp_path)
     assert "labels" not in json.loads(user_file().read_text())["servers"]["s"]
     assert "labels: untrusted, outward (proposed; look:" in run("mcp", "doctor", "s", cwd=tmp_path).stdout
