@@ -10,16 +10,20 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
 from indusagi.adapters.calls import ModelContent, to_model_content
+from indusagi.capabilities.web.fetch import fence_text
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.tasks import ReadWriteLock
+from indusagi.core.text import escape_unseen
 from indusagi.runtime.calls import CallEntry, UserWait, current_entry, current_wait
+from induscode.calls.record import find_tool_ref
 from induscode.conversations.contract import EventSink, ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.conversations.deck_limit import find_denied_tools, resolve_deck_call
 from induscode.conversations.transcript import add_session_note
@@ -139,6 +143,11 @@ class ToolCalls:
         code = str(details["code"]) if details.get("code") else None
         answered = ToolAnswered(call.id, call.name, content.text, content.is_error, media, code, details, wait.seconds)
         await self._sink(answered)
+        ref = find_tool_ref(toolbox.runner.cards.get(call.name))
+        if ref is not None and code is None and content.text:
+            # A failure of ours has a code. Any other text is the server's.
+            fenced = fence_text(content.text, "answer", f"server {escape_unseen(ref.server)!r}")
+            content = replace(content, text=fenced)
         action = self._repeats.record(call.name, call.input, content.text)
         if action == "stop":
             raise RepeatedCallError(call.name)
