@@ -99,7 +99,8 @@ def test_a_removed_rule_stays_removed(tmp_path: Path) -> None:
 
 
 def test_what_a_conversation_has_read_outlives_a_rewind_and_the_process(tmp_path: Path) -> None:
-    opened, read = Opened(tmp_path, FlowGuard()), {"label": "private", "server": "s", "tool": "read", "when": "now"}
+    read: JsonObject = {"label": "private", "server": "s", "tool": "read", "when": "now", "confirmed": True}
+    opened = Opened(tmp_path, FlowGuard())
     assert opened.permissions.flow is not None
     opened.permissions.flow.restore_call({**read})
     assert opened.save() == ["flow"]

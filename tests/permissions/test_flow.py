@@ -12,7 +12,9 @@ from tests.permissions.support import Person, card, context, rules
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef, StdioServerConfig
 from indusagi.runtime.calls import UserWait, current_conversation, current_wait
 from indusagi.runtime.contract import TextContentBlock, ToolDescriptor, ToolResult, project_content
+from induscode.cluster.contract import ClusterFault
 from induscode.deck.mcp.capability import BridgeCapability
+from induscode.gateway.sharing import JoinSharing
 from induscode.permissions import flow
 from induscode.permissions.check import CheckedCard, Permissions, preview_card
 from induscode.permissions.confirm import ApprovalScope
@@ -276,3 +278,45 @@ async def test_a_preview_says_what_the_guard_would_ask(tmp_path: Path) -> None:
     assert not isinstance(decisions, ToolResult)
     assert decisions[0].flow.startswith("flow guard: ")
     assert desk.person.questions == []
+
+
+class _Table:
+    """The shared table of two nodes; it fails if the brokers are away."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, JsonObject] = {}
+        self.is_away = False
+
+    def list(self, kind: str) -> dict[str, JsonObject]:
+        return self.entries
+
+    def build_key(self, kind: str, *names: str) -> str:
+        return f"{kind}.{'.'.join(names)}"
+
+    async def load(self) -> None:
+        if self.is_away:
+            raise ClusterFault("ready", "the brokers are away")
+
+    async def put(self, key: str, value: JsonObject) -> None:
+        await self.load()
+        self.entries[key] = value
+
+
+async def test_a_client_without_sessions_has_one_join_at_all_nodes(tmp_path: Path) -> None:
+    table = _Table()
+    first, second = Desk(tmp_path), Desk(tmp_path)
+    first.guard.shared = second.guard.shared = JoinSharing(cast("Any", table))
+    token = current_conversation.set("client:a")
+    await first.call("get_issue")
+    await second.call("read_file")
+    await first.call(SEND)
+    assert "read_file of server 's'" in first.person.questions[0].reasons[0]
+    current_conversation.set("session")
+    await first.call(*READ)
+    await second.call(SEND)
+    assert second.person.questions == []
+    current_conversation.set("client:b")
+    table.is_away = True
+    await second.call(SEND)
+    current_conversation.reset(token)
+    assert "a node that can't be asked" in second.person.questions[0].reasons[0]

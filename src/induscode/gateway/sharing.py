@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
 from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.time import now_ms
 from induscode.boot.plans import plan_servers
 from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault, ClusterSettings
@@ -24,18 +25,28 @@ from induscode.cluster.node import open_node
 from induscode.cluster.opening import describe_fault
 from induscode.cluster.server_sessions import open_session
 from induscode.cluster.sessions import open_sessions
+from induscode.cluster.shared.state import (
+    JOIN,
+    CallPublisher,
+    SharedState,
+    SharedTrust,
+    keep_running,
+    open_shared_state,
+)
 from induscode.cluster.shared.state import KIND as CONSENT
-from induscode.cluster.shared.state import CallPublisher, SharedState, SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
 from induscode.gateway.approvals.sharing import ApprovalSharing
 from induscode.gateway.gateway import Gateway, GatewayContext, NodeHooks
 from induscode.gateway.recursion import drop_own_address
+from induscode.permissions.flow import IDLE_S, READ
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AsyncExitStack
 
     from anyio.abc import TaskGroup
 
+    from induscode.cluster.shared.table import SharedTable
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks, Wrap
@@ -43,11 +54,42 @@ if TYPE_CHECKING:
 WATCH_S = 0.25
 """Poll interval for a node's files, so that changes on other nodes apply within a second."""
 RULES = "the rules of the cluster"
+_JOIN_S = 5.0
+"""How long a call waits for the brokers, to learn what its client has read at other nodes."""
 
 
 def find_config_path(node: str) -> str:
     """Return the path of the file with the cluster's servers; `OSError` without a home directory."""
     return os.path.join(state_dir(), "cluster", f"{node}.json")
+
+
+class JoinSharing:
+    """Shares what clients without sessions have read: each of their requests may reach another node."""
+
+    def __init__(self, table: SharedTable) -> None:
+        self._table = table
+
+    async def read(self, key: str, /) -> Sequence[JsonObject]:
+        """Return the calls of a conversation at all nodes; if they can't be asked, it counts as having read all."""
+        try:
+            async with asyncio.timeout(_JOIN_S):
+                await self._table.load()
+        except (ClusterFault, TimeoutError):
+            return [{"label": label, "tool": "a node that can't be asked"} for label in READ]
+        value = self._table.list(JOIN).get(self._table.build_key(JOIN, key), {})
+        calls, until = value.get("calls"), value.get("until")
+        is_recent = isinstance(until, int) and until > now_ms()
+        return [*filter(is_json_object, calls)] if is_recent and isinstance(calls, list) else []
+
+    async def write(self, key: str, calls: Sequence[JsonObject], /) -> None:
+        """Add the calls of a conversation to its entry."""
+        known = {str(call.get("label")): call for call in (*calls, *await self.read(key))}
+        value: JsonObject = {"calls": [*known.values()], "until": now_ms() + round(IDLE_S * 1000)}
+        try:
+            async with asyncio.timeout(_JOIN_S):
+                await self._table.put(self._table.build_key(JOIN, key), value)
+        except (ClusterFault, TimeoutError) as fault:
+            print_status(f"what a client has read is not shared with the other nodes: {fault}")
 
 
 class GatewaySharing:
@@ -122,6 +164,8 @@ class GatewaySharing:
             state.pins.identities = lambda: build_identities(gateway.plan.configs.values()).values()
         state.on_pins.add(lambda: tasks.start_soon(gateway.read_approvals))
         state.on_other.add(lambda: tasks.start_soon(self._apply, gateway))
+        if gateway.checks.flow is not None:
+            gateway.checks.flow.shared = JoinSharing(state.table)
         self.trust.on_checked.add(lambda: loop.call_soon_threadsafe(self._consented.set))
         self._consented.set()
         if gateway.session.calls.recorder is not None:

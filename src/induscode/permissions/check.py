@@ -179,6 +179,8 @@ class Permissions:
             return CheckResult(allowed=False, reason=reason, code=str(prepared.details["code"]))
         for _ in range(_MAX_ATTEMPTS):
             facts = await self._gather(card, prepared, ctx)
+            if self.flow is not None and self.flow.shared is not None:
+                await self.flow.refresh(self.flow.describe_call(facts))
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
                 return _to_result(facts, decision, self.approval)

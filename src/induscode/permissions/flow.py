@@ -16,6 +16,8 @@ from hashlib import blake2b
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, cast
 
+import anyio
+
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.core.time import iso_utc
@@ -41,7 +43,7 @@ READ: Final[tuple[Label, Label]] = ("private", "untrusted")
 """The labels a conversation keeps."""
 CLIENT_KEY: Final = "client:"
 """Starts the key of a client without sessions, whose conversation ends when it's idle."""
-_IDLE_S: Final = 8 * 3600.0
+IDLE_S: Final = 8 * 3600.0
 _MOST_JOINS: Final = 10_000
 _FORGOTTEN_BITS: Final = 1 << 20
 _NOTHING_READ: Final = frozenset({"not_connected", "denied", "unknown_tool"})
@@ -100,6 +102,18 @@ class FlowObjection:
     reason: str
 
 
+class SharedJoins(Protocol):
+    """What conversations of clients without sessions have read at the nodes of a cluster."""
+
+    async def read(self, key: str, /) -> Sequence[JsonObject]:
+        """Return the calls of `FlowGuard.dump_calls`, from all nodes."""
+        ...
+
+    async def write(self, key: str, calls: Sequence[JsonObject], /) -> None:
+        """Share calls with the other nodes."""
+        ...
+
+
 class FlowGuard:
     """The joins of the conversations of one session or gateway.
 
@@ -113,6 +127,8 @@ class FlowGuard:
         self._forgotten: bytearray | None = None
         """A Bloom filter of the conversations that had to be dropped: they count as having read everything."""
         self._labels: dict[RemoteToolRef, tuple[JsonObject, ServerPlan | None, ToolLabels]] = {}
+        self.shared: SharedJoins | None = None
+        """Shares the joins of clients without sessions, in a cluster."""
         self._find_plan: Callable[[], ServerPlan | None] = lambda: None
         self._write_event: Callable[[JsonObject], None] = lambda facts: None
 
@@ -219,9 +235,22 @@ class FlowGuard:
         if admitted is not None:
             admitted.end(None)
 
-    def settle(self, key: str, join: FlowJoin, call: FlowCall, *, has_read: bool) -> None:
-        """Keep the labels of a call that may have returned something."""
+    async def refresh(self, call: FlowCall) -> None:
+        """Learn what the current conversation has read at other nodes, before a call that sends data out."""
+        key = current_conversation.get()
+        if self.shared is not None and call.sends and key.startswith(CLIENT_KEY):
+            for facts in await self.shared.read(key):
+                self.restore_call(facts)
+
+    async def share(self, key: str) -> None:
+        """Tell the other nodes what a conversation has read, before its client gets the result."""
+        if self.shared is not None and key.startswith(CLIENT_KEY):
+            await self.shared.write(key, self.dump_calls())
+
+    def settle(self, key: str, join: FlowJoin, call: FlowCall, *, has_read: bool) -> bool:
+        """Keep the labels of a call that may have returned something. Return whether some are new."""
         join.running.remove(call)
+        known = len(join.first)
         for label in READ if has_read else ():
             if label in call.labels.labels and label not in join.first:
                 join.first[label] = call
@@ -236,6 +265,7 @@ class FlowGuard:
                         "client": "" if client is None else client.name,
                     }
                 )
+        return len(join.first) > known
 
     # -- joins ------------------------------------------------------------------------------
 
@@ -243,7 +273,13 @@ class FlowGuard:
         """Return what the current conversation has read, to be stored with it."""
         join = self._find_join()
         return [
-            {"label": label, "server": call.server, "tool": call.tool, "when": call.at}
+            {
+                "label": label,
+                "server": call.server,
+                "tool": call.tool,
+                "when": call.at,
+                "confirmed": call.labels.is_confirmed,
+            }
             for label, call in ({} if join is None else join.first).items()
         ]
 
@@ -253,7 +289,7 @@ class FlowGuard:
         if label is not None:
             server, tool, at = (str(facts.get(key, "")) for key in ("server", "tool", "when"))
             given: dict[Label, str] = {label: ""}
-            labels = ToolLabels(given, is_confirmed=True)
+            labels = ToolLabels(given, is_confirmed=facts.get("confirmed") is True)
             self._open_join().first.setdefault(label, FlowCall(server, tool, labels, at))
 
     def _find_join(self) -> FlowJoin | None:
@@ -261,7 +297,7 @@ class FlowGuard:
         join = self._joins.get(key)
         if join is None:
             return self._open_join() if self._forgotten is not None and self._was_forgotten(key) else None
-        if key.startswith(CLIENT_KEY) and not join.running and monotonic() - join.used_s > _IDLE_S:
+        if key.startswith(CLIENT_KEY) and not join.running and monotonic() - join.used_s > IDLE_S:
             del self._joins[key]
             return None
         return join
@@ -333,10 +369,13 @@ class AdmittedCall:
     join: FlowJoin
     call: FlowCall
 
-    def end(self, result: ToolResult | None) -> None:
-        """Settle the call. Without a result it was cancelled or failed, and may have read something."""
+    def end(self, result: ToolResult | None) -> bool:
+        """Settle the call, and return whether the join has grown.
+
+        Without a result it was cancelled or failed, and may have read something.
+        """
         nothing = result is not None and result.is_error and result.details.get("code") in _NOTHING_READ
-        self.guard.settle(self.key, self.join, self.call, has_read=not nothing)
+        return self.guard.settle(self.key, self.join, self.call, has_read=not nothing)
 
 
 async def run_admitted(
@@ -351,7 +390,9 @@ async def run_admitted(
         result = await card.run(arguments, ctx)
         return result
     finally:
-        admitted.end(result)
+        if admitted.end(result) and admitted.guard.shared is not None:
+            with anyio.CancelScope(shield=True):
+                await admitted.guard.share(admitted.key)
 
 
 class _Asks(Protocol):
@@ -375,6 +416,7 @@ class FlowCard(CardWrapper):
         call = self._call
         if self._guard.is_indifferent(call):
             return await self.inner.run(arguments, ctx)
+        await self._guard.refresh(call)
         objection = self._guard.find_objection(call)
         if objection is not None and objection.mode != "note":
             return await self._load().run(self.inner, arguments, ctx)

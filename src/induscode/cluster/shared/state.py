@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 REQUEST, ANSWER = "approval", "answer"
 """Kinds of entries: a call that waits for a person, and what another node's user said."""
+JOIN = "join"
+"""Kind of an entry: what the conversation of a client without sessions has read."""
 _RETRY_S = 2.0
 _CLOSE_S = 3.0
 """How long a stopping node waits for the broker to accept its last rows and records."""
@@ -64,7 +66,7 @@ class SharedState:
             self.on_pins()
         if kinds & {REQUEST, ANSWER}:
             self.on_approvals()
-        if kinds - {PIN, REQUEST, ANSWER}:
+        if kinds - {PIN, REQUEST, ANSWER, JOIN}:
             self.on_other()
 
     def share_pins(self) -> None:
