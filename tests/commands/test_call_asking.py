@@ -94,6 +94,15 @@ def test_elicitation_is_declined_or_cancelled(typed: str, action: str, project: 
     assert f'{{"action": "{action}"}}' in shown
 
 
+def test_server_elicits_while_a_resource_is_read(project: Path) -> None:
+    words = ("--mcp", mounted(project, "--era", "modern"), "@honest:test://asked")
+    with started(project, *words) as terminal:
+        assert "server honest asks for information" in terminal.answer(ASKED, "n\n")
+        code, shown = terminal.wait()
+    assert code == 0
+    assert '{"action": "decline"}' in shown
+
+
 def test_ctrl_c_at_an_elicitation_leaves_a_sane_terminal_and_no_process(project: Path) -> None:
     with started(project, "--mcp", mounted(project), "honest__ask", "method=elicitation/create") as terminal:
         terminal.answer(ASKED, "y\n")

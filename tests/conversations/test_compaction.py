@@ -150,6 +150,17 @@ def test_a_second_compaction_summarises_the_first_summary(transcript: Transcript
     assert "first summary" not in str(transcript.messages())
 
 
+def test_a_summary_alone_is_not_summarised_again(transcript: Transcript) -> None:
+    for text in ("one", "two", "three"):
+        transcript.add_message(prompt(text))
+        transcript.add_message(answer(text))
+    compact(transcript)
+    before = transcript.messages()
+    with pytest.raises(NothingToCompactError, match="nothing to compact"):
+        compact(transcript)
+    assert transcript.messages() == before
+
+
 def test_a_rewind_to_before_a_compaction_undoes_it(transcript: Transcript) -> None:
     for text in ("one", "two", "three"):
         transcript.add_message(prompt(text))

@@ -12,6 +12,7 @@ import pytest
 from pydantic_ai import exceptions as failures
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+from pydantic_ai.models.test import TestModel
 from tests.support.tools import context, tool
 
 from indusagi.core.cancel import CancelToken
@@ -142,6 +143,22 @@ def giving(result: ToolResult, name: str = "give") -> DefinedTool:
         return result
 
     return tool(run, name=name)
+
+
+async def test_the_connection_to_the_model_closes_with_the_loop() -> None:
+    states: list[str] = []
+
+    class Connected(TestModel):
+        async def __aenter__(self) -> Connected:
+            states.append("open")
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            states.append("closed")
+
+    async with ModelLoop(Connected()):
+        assert states == ["open"]
+    assert states == ["open", "closed"]
 
 
 async def test_tool_result_reaches_the_model_unchanged(stage: Stage) -> None:

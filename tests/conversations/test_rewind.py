@@ -9,7 +9,13 @@ import anyio
 import pytest
 
 from indusagi.capabilities.local import make_local_context
-from induscode.conversations.rewind import list_rewind_points, preview_rewind, rewind, rewind_conversation
+from induscode.conversations.rewind import (
+    find_rewind_points,
+    list_rewind_points,
+    preview_rewind,
+    rewind,
+    rewind_conversation,
+)
 from induscode.conversations.transcript import ConversationReadState, Transcript, add_session_note
 from induscode.deck.stores import FileCheckpoints
 
@@ -92,6 +98,14 @@ def test_every_prompt_is_a_point_with_its_first_words_and_files(talk: Talk) -> N
     assert first.at.endswith("Z")
     assert [os.path.basename(path) for path in second.files] == ["a", "b"]
     assert (third.number, third.kind, third.title, third.files) == (3, "prompt", "three", ())
+
+
+def test_a_prompt_of_another_form_is_a_point_without_words() -> None:
+    odd: list[JsonObject] = [{"parts": "text"}, {"parts": ["text"]}, {"parts": [{"part_kind": "odd"}]}]
+    for message in odd:
+        rows: list[JsonObject] = [{"op": "turn", "node": "n"}, {"op": "message", "message": message}]
+        (point,) = find_rewind_points(rows, lambda _: [])
+        assert point.title == "(the prompt was not stored)"
 
 
 async def test_files_and_conversation_return_together_and_come_back(talk: Talk) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.support.scripts import ROOT
 
 from indusagi.capabilities.local import make_local_context
+from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tools.edit import edit_tool, write_tool
 from indusagi.capabilities.tools.read import read_tool
 from induscode.deck import DeckContext, DeckFramework
@@ -21,6 +22,7 @@ from induscode.deck.cards import checkpoint
 from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, CheckpointingCard, maybe_wrap_checkpoint
 from induscode.deck.stores.checkpoints import FileCheckpoints
 from induscode.deck.stores.line_log import LineLog, decode_line, encode_line
+from induscode.deck.stores.tree import FileImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -228,6 +230,18 @@ async def test_a_file_changed_by_another_program_is_restored_only_on_request(
     assert not (work / "a").exists()
     await store.restore(forced.safety, ctx.fs, insist={str(work / "a")})
     assert (work / "a").read_text(encoding="utf-8") == "theirs"
+
+
+async def test_a_removed_directory_comes_back_with_its_mode(work: Path, store: FileCheckpoints) -> None:
+    ctx = make_local_context(work)
+    folder = work / "private"
+    folder.mkdir(0o500)
+    await begin(store, "n")
+    await anyio.to_thread.run_sync(store.record, str(folder), FileImage(FileKind.DIRECTORY, b"", 0o500))
+    folder.rmdir()
+    await anyio.to_thread.run_sync(store.settle, str(folder), None)
+    assert (await store.restore("n", ctx.fs)).done == (str(folder),)
+    assert os.stat(folder).st_mode & 0o777 == 0o500
 
 
 async def test_a_file_that_is_as_it_was_needs_nothing(work: Path, store: FileCheckpoints) -> None:

@@ -267,7 +267,7 @@ def test_exit_code_follows_the_signal() -> None:
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs to see processes")
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_descendants_of_a_child_are_killed_with_it(monkeypatch: pytest.MonkeyPatch, is_marked: bool) -> None:
-    script = "setsid sleep 60 & echo $!; sleep 60 & echo $!; wait"
+    script = "(setsid sleep 100 & echo $!); sleep 100 & echo $!; wait"  # the first one loses its parent
     env = {**os.environ, **({MARK: f"outer {new_ulid()}"} if is_marked else {})}
     child = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, env=env, start_new_session=True)
     assert child.stdout is not None

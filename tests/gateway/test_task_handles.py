@@ -158,11 +158,16 @@ async def test_the_node_that_made_a_task_is_told_of_its_end_once(monkeypatch: py
     assert told == [(handle, "i1")]
 
 
-async def test_calls_whose_tasks_were_not_seen_to_end_are_unfinished() -> None:
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_calls_whose_tasks_were_not_seen_to_end_are_unfinished(*, is_replaced: bool) -> None:
     server, ended = Server(), list[ToolOutcome]()
     tasks, exchange = new_tasks(server, "i1"), TaskExchange()
     exchange.created, exchange.server = server.task, "s"
     exchange.completion.listen(lambda outcome, _: ended.append(outcome))
-    await tasks.add(exchange, b"ada", None)
-    await tasks.aclose()
+    handle = str((await tasks.add(exchange, b"ada", None))["taskId"])
+    if is_replaced:
+        server.task = {**server.task, "createdAt": LATER}
+        assert await refuse(tasks, "tasks/get", handle) == GONE
+    else:
+        await tasks.aclose()
     assert [one.is_error for one in ended] == [True]

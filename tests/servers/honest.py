@@ -178,6 +178,9 @@ def generate(peer: Peer, count: int) -> None:
 def read_resource(call: Call) -> Json:
     contents = {"test://text": {"text": "inner"}, "test://blob": {"blob": PNG}}
     uri = str(call.params["uri"])
+    if uri == "test://asked" and call.modern:
+        given = ask_by_rounds(call, "elicitation/create", 1)
+        return given if "resultType" in given else {"contents": [{"uri": uri, **given["content"][0]}]}
     if uri not in contents:
         raise RpcError(-32602 if call.modern else -32002, "no such resource", {"uri": uri})
     return {"contents": [{"uri": uri, **contents[uri]}]}

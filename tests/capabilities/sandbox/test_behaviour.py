@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from indusagi.capabilities.sandbox.behaviour import Behaviour, SandboxPlaces, parse_behaviour
 from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
-from indusagi.capabilities.sandbox.trace import Sighting, SortedSightings
+from indusagi.capabilities.sandbox.trace import SandboxTrace, Sighting, SortedSightings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,3 +115,14 @@ def test_a_behaviour_survives_the_lock_file_and_damage() -> None:
     assert parse_behaviour(used.as_json()) == used
     assert parse_behaviour({"hosts": ["b:2", 3], "read": "all", "more": 1}) == Behaviour(hosts=("b:2",))
     assert used | Behaviour(hosts=("b:2",)) == Behaviour(hosts=("a:1", "b:2"), programs=("node",))
+
+
+@pytest.mark.parametrize(("sent", "shown"), [(b"no filters", "no filters"), (b"", "the launcher gave no descriptor")])
+def test_a_launcher_that_cannot_watch_says_why(tmp_path: Path, sent: bytes, shown: str) -> None:
+    trace = SandboxTrace()
+    trace.open(str(tmp_path / "trace"))
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.connect(str(tmp_path / "trace"))
+        launcher.sendall(sent)
+    trace.close()
+    assert trace.missing == shown

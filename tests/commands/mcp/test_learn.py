@@ -40,7 +40,11 @@ def test_a_learned_profile_is_written_and_pinned_after_a_yes(project: Path) -> N
     asked = run("mcp", "learn", "lib", "--call", "fetch", "{}", cwd=project)
     assert (asked.returncode, servers_of(project_file(project))["lib"]["sandbox"]) == (2, "standard")
     assert HOST not in locked(project)
-    digest = told("mcp", "learn", "lib", "--call", "fetch", "{}", "--json", cwd=project)["digest"]
+    facts = told("mcp", "learn", "lib", "--call", "fetch", "{}", "--json", cwd=project)
+    assert facts["profile"] == {"profile": "strict", "hosts": [HOST]}
+    assert (facts["tools"], facts["fault"]) == (["fetch", "save", "direct", "local", "notes", "key", "run"], None)
+    assert facts["calls"][0] == {"tool": "fetch", "arguments": {}, "failure": None}
+    digest = facts["digest"]
     words = ("mcp", "learn", "lib", "--call", "fetch", "{}", "--yes", "--digest")
     assert "it has changed since you looked" in run(*words, "0" * 64, cwd=project).stderr
     done = run(*words, digest, cwd=project)

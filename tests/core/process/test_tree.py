@@ -15,7 +15,7 @@ import pytest
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.process import tree
-from indusagi.core.process.tree import MARK, ProcessTree, select_settled, signal_group, signal_processes
+from indusagi.core.process.tree import MARK, Activity, ProcessTree, select_settled, signal_group, signal_processes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -239,3 +239,19 @@ def test_without_free_descriptors_only_the_group_is_known(monkeypatch: pytest.Mo
         process.kill()
         process.wait()
         assert ProcessTree(new_ulid()).list_running(process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "lives"),
+    [
+        (Activity(1, 4_095, waited_s=0.2), False),
+        (Activity(2), True),
+        (Activity(bytes_moved=4_096), True),
+        (Activity(waited_s=0.25), True),
+        (Activity(processes=frozenset({(1, 1)})), True),
+    ],
+)
+def test_a_tree_that_computes_reads_starts_programs_or_waits_for_a_core_shows_life(
+    after: Activity, *, lives: bool
+) -> None:
+    assert after.shows_life_since(Activity()) is lives

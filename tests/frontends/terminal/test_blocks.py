@@ -45,6 +45,7 @@ def kinds(text: str) -> list[str]:
         ("# head\nbody", ["text:# head\nbody"]),
         ("head\n====\nbody", ["text:head\n====\nbody"]),
         ("body\n***\nmore", ["text:body\n***\nmore"]),
+        ("body\n- - -\nmore", ["text:body\n- - -\nmore"]),
         ("say:\n- a\n  - b\n\n- c\n\nend", ["text:say:", "list:- a\n  - b\n\n- c", "text:end"]),
         ("- a\n1. b", ["list:- a", "list:1. b"]),
         ("in\n2020. It", ["text:in\n2020. It"]),

@@ -49,6 +49,7 @@ class Source:
         self.clients: list[ContentClient] = []
         self.changes: list[str] = []
         self.changed: list[ItemKind] = []
+        self.asked: list[JsonObject] = []
 
     def instructions(self) -> str | None:
         return "Read before you ask."
@@ -66,6 +67,7 @@ class Source:
         return ContentListing(self.rows[kind], 5)
 
     async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
+        self.asked.append(params)
         if method == "resources/read":
             if params["uri"] == "x:none":
                 raise RpcError(-32002, "no such resource", {"uri": "x:none"})
@@ -111,7 +113,8 @@ async def endpoint_of(source: Source, handlers: Handlers | None = None) -> Async
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_clients_of_the_sdk_list_read_and_get(way: str) -> None:
-    async with client_of(create_provider_host(Bench().box(), content=Source()), way) as client:
+    source = Source()
+    async with client_of(create_provider_host(Bench().box(), content=source), way) as client:
         assert [str(one.uri) for one in (await client.list_resources()).resources] == ["x:0", "x:1", "x:2"]
         assert [one.uri_template for one in (await client.list_resource_templates()).resource_templates] == ["x:{id}"]
         assert [one.name for one in (await client.list_prompts()).prompts] == ["p"]
@@ -119,6 +122,7 @@ async def test_the_clients_of_the_sdk_list_read_and_get(way: str) -> None:
         assert read.text == "here"
         got: Any = (await client.get_prompt("p", {"who": "Ada"})).messages[0]
         assert got.content.text == "{'who': 'Ada'}"
+        assert source.asked == [{"uri": "x:1"}, {"name": "p", "arguments": {"who": "Ada"}}]
         assert client.instructions == "Read before you ask."
 
 

@@ -41,7 +41,7 @@ class IssuerMetadata:
     scopes: tuple[str, ...] = ()
     auth_methods: tuple[str, ...] = ()
     """Supported at the token endpoint; empty if the issuer names none."""
-    supports_s256: bool = False
+    supports_s256: bool
     supports_client_documents: bool = False
     sends_issuer: bool = False
     """It adds `iss` to every authorization response (RFC 9207 §3)."""

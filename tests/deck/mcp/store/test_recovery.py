@@ -62,6 +62,17 @@ async def test_finding_d5_a_damaged_ledger_is_set_aside_and_its_pins_apply(tmp_p
         assert ["set aside" in note.message for note in await store.verify()] == [True]
 
 
+async def test_a_ledger_that_is_damaged_again_continues_in_memory(tmp_path: Path) -> None:
+    await fill_store(tmp_path, 3)
+    async with stored(tmp_path) as store:
+        for said in ("a new one was begun", "what happens is kept until the session ends"):
+            run_sql(store_file(tmp_path), "DELETE FROM ends")
+            await store.verify(set_aside=True)
+            assert said in store.notes[-1].message
+            assert await list_pinned_tools(store) == names(3)
+    assert len([*store_file(tmp_path).parent.glob("ledger.db.corrupt-*")]) == 1
+
+
 @pytest.mark.parametrize("removed", ["ledger.db", "ledger.db*"])
 async def test_finding_d5_a_removed_ledger_is_reported_and_its_pins_apply(tmp_path: Path, removed: str) -> None:
     await fill_store(tmp_path, 5)

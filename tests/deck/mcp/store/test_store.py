@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
@@ -130,6 +131,25 @@ async def test_a_store_in_memory_answers_and_acknowledges_nothing() -> None:
         assert (store.path, store.notes, await store.verify()) == (None, (), ())
     finally:
         await store.aclose()
+
+
+async def test_a_store_is_closed_although_its_owner_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, closed, close = threading.Event(), list[bool](), ledger_fallback.FallbackStore.close
+
+    def close_late(store: ledger_fallback.FallbackStore) -> None:
+        closed.append(released.wait(60))
+        close(store)
+
+    monkeypatch.setattr(ledger_fallback.FallbackStore, "close", close_late)
+    store = await open_store(str(store_file(tmp_path)))
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        asyncio.get_running_loop().call_soon(released.set)
+        await store.aclose()
+    released.set()
+    assert closed == [True]
 
 
 async def test_a_closed_store_takes_nothing_and_answers_nothing(tmp_path: Path) -> None:

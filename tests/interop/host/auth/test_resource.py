@@ -466,11 +466,12 @@ async def test_finding_f1_a_callback_of_the_program_that_fails_ends_no_host(
     [
         ({"issuer": "https://other.example"}, "names another issuer"),
         ({"jwks_uri": None}, "has no jwks_uri"),
+        ({"jwks_uri": "file:///keys"}, "its jwks_uri is not an address"),
         ({"jwks_uri": "http://127.0.0.2:1/keys"}, "is not encrypted"),
         ({"jwks_uri": "https://169.254.169.254/keys"}, "169.254.169.254"),
         ({"jwks_uri": "https://localhost/keys"}, "localhost"),
     ],
-    ids=["mix-up", "no keys", "another machine", "cloud metadata", "this machine"],
+    ids=["mix-up", "no keys", "no address", "another machine", "cloud metadata", "this machine"],
 )
 async def test_metadata_that_leads_elsewhere_is_not_followed(change: dict[str, Any], message: str) -> None:
     async with running_issuer() as issuer:
