@@ -17,6 +17,7 @@ import pytest
 from tests.commands.helpers import configured, project_file, row
 from tests.commands.serving import serving
 from tests.gateway.test_auth import request
+from tests.gateway.test_cluster import call as call_modern
 from tests.support.broker import broker_process
 from tests.support.issuer import running_issuer
 from tests.support.scripts import run
@@ -163,3 +164,24 @@ async def _until(check: Callable[[], Awaitable[bool]]) -> None:
             return
         await anyio.sleep(0.05)
     raise AssertionError("it did not happen")
+
+
+async def test_a_client_without_sessions_has_one_join_at_both_nodes(tmp_path: Path) -> None:
+    labels = {"echo": ["untrusted"], "add": ["private"], "pid": ["outward"]}
+    servers = configured(tmp_path / "servers.json", {"one": {**row(), "labels": labels}})
+    with broker_process(tmp_path / "broker") as broker:
+        where = ("--cluster", broker.url)
+        assert run("cluster", "init", *where, cwd=tmp_path).returncode == 0
+        flags = (*where, "--mcp", str(servers), "--flow", "deny", "--no-token")
+        with node("a", tmp_path, *flags) as first, node("b", tmp_path, *flags) as second:
+            one, two = [await find_url(first), await find_url(second)]
+
+            async def make(url: str, tool: str, **arguments: Any) -> dict[str, Any]:
+                return (await anyio.to_thread.run_sync(call_modern, url, tool, arguments)).get("result", {})
+
+            for url in (one, two):
+                await _until(lambda url=url: _succeeds(make(url, "one__pid")))
+            assert await _succeeds(make(one, "one__echo", text="x"))
+            assert await _succeeds(make(two, "one__add", a=1, b=2))
+            refused = await make(one, "one__pid")
+            assert "flow guard: add of server 'one'" in refused["content"][0]["text"]
