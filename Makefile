@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz approval-attacks cluster-faults mutants properties repeats stalls scoreboard
-.PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench flow signin resource-server sandboxes coldstart floors lock clean
+.PHONY: review page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench flow signin resource-server sandboxes coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -139,6 +139,9 @@ flow: setup  ## attack gateways in 240 scripted ways, and count questions about 
 
 search-bench: setup  ## judge the tool search by public sets, beside FastMCP (fetches them into .outside; SETS=directory)
 	@.venv/bin/python -m outside.search_bench $(if $(SETS),--sets "$(SETS)")
+
+review: setup  ## judge the review by public attacks and real servers, split in halves (fetches them into .outside; SETS=directory)
+	@.venv/bin/python -m outside.review $(if $(SETS),--sets "$(SETS)")
 
 signin: setup  ## sign in by Chromium, a device and a pasted address; races, kills, a keyring (installs into .outside)
 	@.venv/bin/python -m outside.sign_in

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*?) -->\n\n?)?( *)```console\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
-    "network": 4,
+    "network": 5,
     "minutes": 12,
     "brokers": 4,
     "authorization server": 1,

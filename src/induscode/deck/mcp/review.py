@@ -105,8 +105,9 @@ def _review(ref: RemoteToolRef, raw: JsonObject, names: OtherNames) -> Iterator[
     for check, severity, needed, pattern, about in _PHRASES:
         if not words.isdisjoint(needed.split()) and _compile(pattern).search(lower):
             yield from _search(shown, check, severity, partial(_find_phrase, pattern), about)
+    is_dense = max(map(len, text.split()), default=0) >= _ENCODED
     for check, severity, find, about in _SHAPES:
-        if find(text):
+        if (is_dense or check != "blob") and find(text):
             yield from _search(shown, check, severity, find, about)
     if len(text) > _LONG:
         yield "long-text", "notable", "definition", f"it has {len(text):,} characters"
@@ -159,7 +160,8 @@ def _quote(text: str, start: int, end: int) -> str:
 # -- texts ------------------------------------------------------------------------------------
 
 _LONG = 8_000
-_ENCODED = 40
+_SHORTEST_BLOB = 32
+_ENCODED = 24
 """Characters of a word from which it may be encoded."""
 _BLANKS = (" " * 8, "\t\t\t", "\n\n\n", "\n \n")
 _PADDING = re.compile(r"(?:[ \t]{80}|(?:[ \t]*\n){15})\s*\S.{0,60}")
@@ -171,11 +173,13 @@ def _find_hidden(text: str) -> re.Match[str] | None:
     is_plain = text.isascii() and text.replace("\n", "").isprintable()
     if not is_plain and any(find_invisible_kinds(text)):
         return re.search(f"[{INVISIBLE}]", text)
+    if not is_plain and (private := re.search("[\ue000-\uf8ff]", text)):
+        return private
     return _PADDING.search(text.rstrip()) if any(blank in text for blank in _BLANKS) else None
 
 
 def _find_blob(text: str) -> re.Match[str] | None:
-    return _BLOB.search(text) if max(map(len, text.split()), default=0) >= _ENCODED else None
+    return _BLOB.search(text) if any(len(word) >= _SHORTEST_BLOB for word in text.split()) else None
 
 
 def _find_encoded_text(text: str) -> re.Match[str] | None:
@@ -190,7 +194,8 @@ def _find_encoded_text(text: str) -> re.Match[str] | None:
 
 _HOME = r"(?:~|\$\{?HOME\}?|%USERPROFILE%|/root|/home/[\w.<>{}-]+|/Users/[\w.<>{}-]+)[/\\]"
 _ASKS = (
-    r"\b(?:read|cat|open|send|pass|include|provide|copy|upload|attach|append|print|paste|fetch|collect|contents? of)\b"
+    r"\b(?:(?:read|cat|open|send|include|provide|upload|attach|append|print|paste|exfiltrate|steal|collect)s?"
+    r"|pass(?:es)?|cop(?:y|ies)|fetch(?:es)?|contents? of|call \w+ on)\b"
 )
 _VARIABLE = re.compile(
     r"\b(?:values? of|send|include|append|print|echo|paste)\b[^.\n]{0,40}?([A-Z]\w{0,60}_\w{1,60})\b"
@@ -250,6 +255,14 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
      r"(?:knowledge|knowing|noticing|consent)"
      rf"|keep (?:this|it|that) (?:a )?(?:secret|hidden|confidential)|(?:silently|secretly|quietly) {_SENDING}\b",
      "asks the model to hide something"),
+    ("injection", "serious", "system mode actual original",
+     r"\bnew system (?:message|prompt|instructions?)\b|\byou are now in \w{3,20} mode|\bsystem ?: ?override"
+     r"|\bsystem override\b|(?:ignore|disregard) the user['\u2019]?s (?:actual |original )?(?:request|instruction)",
+     "poses as a message of the system"),
+    ("rug-pull", "serious", "approved approval trusted installed",
+     r"\b(?:once|after|when) (?:this|the|it|its|you)\b[^.\n]{0,30}\b(?:approved|trusted|installed|approval)\b"
+     r"[^.\n]{0,20}\b(?:will|begins?|starts?|switch(?:es)?|change[sd]?)\b",
+     "says that it changes once approved"),
     ("injection", "serious", "ignore disregard forget override overrides supersede supersedes bypass",
      r"(?:ignore|disregard|forget|overrides?|bypass|supersedes?) (?:all |any |the |your |every |these |of )*"
      rf"{_OTHERS}(?: (?:previous|prior|system|safety|security|user))? "
@@ -259,7 +272,8 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
      r"(?:before|prior to|after|when|whenever|every time|each time)\b[^.\n]{0,25}?"
      r"\b(?:us|call|invok|runn?|execut)(?:e|es|s|ing)? (?:any|all|every|each)"
      r"(?: of)?(?: the)?(?: other| another)? (?:available )?(?:mcp )?tools?\b"
-     r"|(?:before|after) (?:any|every|each) (?:other )?(?:tool|function) (?:call|use|invocation)",
+     r"|(?:before|after) (?:any|every|each) (?:(?:other )?(?:tool|function) (?:call|use|invocation)"
+     r"|(?:call|use|invocation) of (?:an(?:y )?)?other tools?\b)",
      "says when to use it with other tools"),
     ("ordering", "notable", "always must",
      r"(?:always|must)\b[^.\n]{0,30}\b(?:call|use|invoke|run)(?:e?d)? (?:this|it)\b[^.\n]{0,40}\b(?:first|before)",
@@ -269,6 +283,12 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
      r"(?:tools?|servers?|mcp)|(?:results?|output|arguments?|parameters?|behaviou?r) (?:of|from|to) "
      r"(?:any|all|every|the) other (?:tools?|servers?)",
      "gives instructions about other tools"),
+    ("other-tools", "serious", "behavior behaviour invoked called supersedes replaces overrides",
+     r"modif(?:y|ies) the behaviou?r of (?:the )?\S{3,60} tool|(?:when|whenever|before|after) (?:the )?\S{3,60}"
+     r"(?: tool)? is (?:called|invoked|used)(?: by any|,)[^.\n]{0,80}"
+     r"\b(?:bcc|append|reroute|redirect|forward|send|first)"
+     r"|this tool (?:supersedes|replaces|overrides) (?:the )?\w+[_-]\w+",
+     "changes what another tool does"),
     ("credentials", "serious", "environment env environ",
      r"(?:send|pass|include|give|append|provide|attach)\b[^.\n]{0,40}(?:environment variables|process\.env|environ\b)",
      "asks for variables"),
@@ -276,6 +296,11 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
      r"!\[[^\]]{0,200}\]\(https?://[^\s)]{0,200}[?&=/][^\s)]{0,60}(?:\{|<|\$|\[|%7b)"
      rf"|https?://[^\s\"'<>]{{0,200}}[?&][\w.-]{{0,60}}=?(?:\{{\{{?|<|\$\{{?|\[|%7b)[\w ]{{0,40}}(?:{_DATA})",
      "an address with a parameter for data"),
+    ("smuggling", "serious", "external remote third-party attacker our collector",
+     r"\b(?:upload|post|send|forward|cop(?:y|ie)|append|leak|exfiltrate|deliver)(?:s|ed|ing)?\b[^\n]{0,80}?\b(?:to|with)\b"
+     r" (?:an?|the|our|my|some|its) (?:attacker\S* )?(?:external|remote|third-party|undisclosed|attacker\S*)(?: \w+)?"
+     r" (?:server|endpoint|host|collector|address|service|url|domain|webhook)",
+     "sends something to a stranger"),
     ("smuggling", "notable", "to at",
      rf"(?:{_SENDING}|exfiltrate|report|bcc)\b[^.\n]{{0,60}}?\b(?:to|at)\b[^.\n]{{0,20}}?"
      rf"(?:https?://{_EXAMPLES}[^\s\"'<>]|[\w.+-]{{1,64}}@{_EXAMPLES}[\w-]{{1,63}}\.\w{{2}})",

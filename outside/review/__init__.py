@@ -1,0 +1,1 @@
+"""The review on public sets of attacks and of real servers."""
