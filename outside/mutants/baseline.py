@@ -214,12 +214,11 @@ def _record(slot: Slot, files: Sequence[str]) -> list[_Recorded]:
     slot.set_recording(on=True)
     path = slot.folder / ".venv/record/tests"
     run = slot.run(files=files, arguments=(), record=path)
-    document: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {"lines": {}, "loaded": []}
-    lines: dict[str, dict[str, list[str]]] = document["lines"]
+    document: dict[str, Any] | None = json.loads(path.read_text("utf-8")) if path.exists() else None
     children = [json.loads(record.read_text("utf-8")) for record in slot.list_records() if record.stat().st_size]
     slot.set_recording(on=False)
-    if run.code in _FINISHED:
-        return [_Recorded(files, run, merge_lines(lines, children), set(document["loaded"]))]
+    if run.code in _FINISHED and document is not None:  # the watch of the tests ends a process as a failed test does
+        return [_Recorded(files, run, merge_lines(document["lines"], children), set(document["loaded"]))]
     if len(files) > 1:
         return [one for file in files for one in _record(slot, [file])]
     say(f"  NOT recorded: {files[0]} (exit code {run.code}); its tests notice nothing")

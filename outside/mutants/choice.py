@@ -22,6 +22,8 @@ _FIRST_FILES, _FIRST_TESTS, _FIRST_S = 4, 60, 3.0
 _MOST_TESTS = 1_500
 _TURN = 8
 """So many test functions of a file run before those of the next file have their turn."""
+_NEAR_CASES = 20
+"""So many cases of the nearest tests run with the first case of the others."""
 _SLOW_SHARE = 1.5
 """How much more of the budget the tests have that start processes."""
 
@@ -96,9 +98,9 @@ def choose_tests(
 
     ordered = sorted(numbers, key=rank)
     quick = [number for number in ordered if number not in baseline.slow_kinds]
-    quick = _fit(_spread(quick, baseline.tests), baseline, budget_s)
+    quick = _fit(_spread(quick, baseline.tests, mutant.path), baseline, budget_s)
     slow = [number for number in ordered if number in baseline.slow_kinds]
-    slow = _fit(_spread(slow, baseline.tests), baseline, budget_s * _SLOW_SHARE)
+    slow = _fit(_spread(slow, baseline.tests, mutant.path), baseline, budget_s * _SLOW_SHARE)
     first = _take_first(quick, baseline)
     taken = set(first)
     rest = sorted((number for number in quick if number not in taken), key=lambda number: baseline.tests[number])
@@ -114,14 +116,18 @@ def find_distance(path: str, test: str) -> int:
     return 1 if module.parent.name in {name, file.parent.name} else 2
 
 
-def _spread(numbers: Sequence[int], tests: Sequence[str]) -> list[int]:
-    """Put one case of each test function before other cases, each in turn with those of the other files."""
+def _spread(numbers: Sequence[int], tests: Sequence[str], path: str) -> list[int]:
+    """Put one case of each test function before other cases, each in turn with those of the other files.
+
+    Tests named after the module have more cases in each turn.
+    """
     cases, functions = Counter[str](), Counter[str]()
     keys: dict[int, tuple[int, int]] = {}
     for number in numbers:
         function, file = tests[number].partition("[")[0], tests[number].partition("::")[0]
         functions[file] += not cases[function]
-        keys[number] = cases[function], functions[file] // _TURN
+        turn = cases[function] // (1 if find_distance(path, file) else _NEAR_CASES)
+        keys[number] = turn, functions[file] // _TURN
         cases[function] += 1
     return sorted(numbers, key=keys.__getitem__)
 

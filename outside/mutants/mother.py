@@ -88,7 +88,8 @@ def _explain(report: pytest.TestReport | pytest.CollectReport) -> str:
 class LineRecorder:
     """Pytest plugin that records the lines that each test runs, here and in what it starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._coverage: Coverage | None = None
         self._test = ""
 
@@ -126,8 +127,11 @@ class LineRecorder:
         if self._coverage is not None:
             self._coverage.switch_context(context)
 
-    def save(self, path: str) -> None:
-        """Write the tests of each line, and which libraries were loaded."""
+    def pytest_sessionfinish(self) -> None:
+        """Write the tests of each line, and which libraries were loaded.
+
+        After this, `tests/conftest.py` soon ends a process in which a test has failed.
+        """
         lines: dict[str, dict[int, list[str]]] = {}
         if self._coverage is not None:
             self._coverage.stop()
@@ -136,7 +140,7 @@ class LineRecorder:
                 found = leave_out_imports(data.contexts_by_lineno(file), Path(file).read_bytes())
                 lines[os.path.relpath(file, recorder.SOURCES)] = found
         loaded = sorted(name for name, module in sys.modules.items() if _is_library(module))
-        Path(path).write_text(json.dumps({"lines": lines, "loaded": loaded}), "utf-8")
+        Path(self._path).write_text(json.dumps({"lines": lines, "loaded": loaded}), "utf-8")
 
 
 def leave_out_imports(contexts: dict[int, list[str]], source: bytes) -> dict[int, list[str]]:
@@ -165,13 +169,9 @@ def run(request: dict[str, Any]) -> int:
         os.dup2(log.fileno(), 2)
     with open(request["reports"], "w", encoding="utf-8") as reports:
         plugins: list[object] = [Reporter(request["tests"], reports)]
-        lines = LineRecorder() if request["record"] else None
-        if lines is not None:
-            plugins.append(lines)
-        code = pytest.main([*_ARGUMENTS, *request["arguments"], *request["files"]], plugins=plugins)
-        if lines is not None:
-            lines.save(request["record"])
-    return int(code)
+        if request["record"]:
+            plugins.append(LineRecorder(request["record"]))
+        return int(pytest.main([*_ARGUMENTS, *request["arguments"], *request["files"]], plugins=plugins))
 
 
 def wait(pid: int, limit_s: float) -> int | None:

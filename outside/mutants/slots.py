@@ -174,6 +174,8 @@ def _make_environment(folder: Path) -> None:
     lines = [str(folder / "src"), f"import site; site.addsitedir({real!r})", "import mutants_recorder"]
     (libraries / "mutants.pth").write_text("\n".join(lines) + "\n", "utf-8")
     shutil.copy(Path(__file__).with_name("recorder.py"), libraries / "mutants_recorder.py")
+    if (ours / "bubblewrap").is_dir():
+        (environment / "bubblewrap").symlink_to(ours / "bubblewrap")
     for command in (ours / "bin").iterdir():
         target = environment / "bin" / command.name
         if target.exists() or not command.is_file():

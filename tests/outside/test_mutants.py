@@ -210,6 +210,16 @@ def test_one_case_of_each_test_runs_before_the_others() -> None:
     assert choose_tests(make_mutant(2), baseline, 2) == [[names[0], names[2]]]
 
 
+def test_many_cases_of_a_test_named_after_the_module_run_before_second_cases_of_others() -> None:
+    names = [f"tests/{name}::t[{case}]" for name in ("core/test_example.py", "a/test_b.py") for case in range(3)]
+    baseline = Baseline()
+    baseline.add_run(
+        Run(0, [Outcome(name, failed=False, took_s=1.0) for name in names]), {"indusagi/core/example.py": {"2": names}}
+    )
+    chosen = [test for group in choose_tests(make_mutant(2), baseline, 5) for test in group]
+    assert sorted(chosen) == sorted(names[:4])
+
+
 def test_a_baseline_survives_being_kept() -> None:
     baseline = make_baseline()
     baseline.files = {"tests/core/test_example.py": "1"}
@@ -248,7 +258,7 @@ class RecordingSlot:
         return Run(1, [Outcome(test, failed=False, took_s=0.1) for test in tests])
 
 
-@pytest.mark.parametrize("code", [None, 2, 70, -9])
+@pytest.mark.parametrize("code", [None, 1, 2, 70, -9])
 def test_a_file_that_ends_its_run_loses_no_other_file_and_is_recorded_the_next_time(
     code: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
