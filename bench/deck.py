@@ -21,8 +21,9 @@ from bench.samples import SEARCH_SCHEMA
 from indusagi.interop.protocol_bridge import BridgeConfig, EndpointPhase, StdioServerConfig, mount_protocol_bridge
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
-from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.capability import BridgeCapability, read_definitions
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
+from induscode.deck.mcp.review import review_items
 from induscode.deck.mcp.store import open_store
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
@@ -67,6 +68,13 @@ def _enrol() -> Pair:
     requests = make_requests(_MANY)
     many, few = partial(_enroll_tools, requests), partial(_enroll_tools, requests[:_FEW])
     return compare(_run_timed(many), _run_timed(few), rounds=_ROUNDS)
+
+
+def _review() -> Pair:
+    items = {request.capability.ref: request.capability.raw for request in make_requests(_FEW)}
+    names = {f"other{number}_tool": "other" for number in range(_FEW)}
+    read = partial(read_definitions, "tool", [*items.values()], StdioServerConfig("bench", "never-started"))
+    return compare(_run_timed(partial(review_items, "bench", items, names)), _run_timed(read), rounds=_ROUNDS)
 
 
 def _run_timed(step: Callable[[], object]) -> Batch:
@@ -197,6 +205,7 @@ def _sum_times(runner: asyncio.Runner, once: Callable[[], Coroutine[object, obje
 
 ROWS = (
     Row("enrol-10k", f"enrolling {_MANY:,} tools one by one", f"enrolling {_FEW:,}", _enrol, budget=12),
+    Row("review", f"reviewing {_FEW:,} new tools", "reading their definitions", _review, budget=3),
     Row(
         "replay-100k",
         f"folding a log of {_LOG:,} events",
