@@ -64,7 +64,7 @@ def test_a_model_finds_a_tool_and_calls_it_by_call_tool_or_by_its_name(
     found, one, two, denied, unknown = answers(server)
     assert found.startswith(f"{ECHO}(text?: str)")
     assert "honest__add(" not in found
-    assert (one, two) == ("one", "two")
+    assert [answer.splitlines()[1:-1] for answer in (one, two)] == [["one"], ["two"]], "fenced, as a server's"
     assert "it is denied" in denied
     assert "There is no tool named 'honest__ecko'. The nearest:\\nhonest__echo(" in unknown
     assert "honest__t" not in unknown, "the library would name every tool"

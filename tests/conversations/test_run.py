@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from tests.commands.helpers import on_terminal
+from tests.commands.helpers import configured, on_terminal, user_file
 from tests.support.forked import CONSTANTS
 from tests.support.model_server import LIMIT_S, ModelServer, Reply, calls, model_server, says
 from tests.support.scripts import unmeasured
@@ -89,6 +89,13 @@ class Ran:
 # -- what a model is shown -------------------------------------------------------------------------
 
 
+def configure_hidden(hide: str) -> None:
+    """Configure the server that hides a character, in a file of the user's: there, a row may ask for notes only."""
+    config = hidden(hide)
+    row = {"command": config.command, "args": [*config.args], "env": dict(config.env), "review": "note"}
+    configured(user_file(), {"h": row})
+
+
 @pytest.mark.parametrize(
     ("hide", "shown"),
     [
@@ -102,7 +109,7 @@ class Ran:
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 def test_finding_d4_invisible_characters_do_not_reach_a_model(ran: Ran, api: Any, hide: str, shown: str) -> None:
     ran.setup.api = api
-    ran.setup.mount(hidden(hide))
+    configure_hidden(hide)
     paint = calls("h__paint", colour="red", size="small", kind="oil")
     assert ran(paint, calls("h__refuse"), says("done"))["code"] == 0
     assert len(ran.server.requests) == 3
@@ -376,7 +383,7 @@ def test_failed_call_is_marked_if_the_api_has_an_error_mark(ran: Ran) -> None:
     ran(calls("srv__fail"), says("I see"))
     (answer,) = ran.server.requests[-1]["messages"][-1]["content"]
     assert answer["is_error"] is True
-    assert answer["content"][0]["text"] == "it did not work"
+    assert answer["content"][0]["text"].splitlines()[1:-1] == ["it did not work"]
 
 
 def test_system_prompt_is_identical_in_every_request(ran: Ran) -> None:
@@ -769,7 +776,7 @@ def test_finding_b12_library_prints_nothing_on_the_terminal(
 
 
 def test_finding_b12_change_of_a_definition_is_reported_once(ran: Ran) -> None:
-    ran.setup.mount(hidden("\\u2066"))
+    configure_hidden("\\u2066")
     first, second = ran(says("one")), ran(says("two"))
     assert any("invisible characters were removed" in note for note in first["notes"])
     assert second["notes"] == []

@@ -307,7 +307,7 @@ def test_standard_output_stays_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_finding_d4_over_http_nothing_that_cannot_be_seen_reaches_a_client(tmp_path: Path, mode: Any) -> None:
-    hidden = {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "hidden.py")]}
+    hidden = {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "hidden.py")], "review": "note"}
     configured(user_file(), {"h": hidden})
     with listening(*NONE, cwd=tmp_path) as (_, url):
         http = httpx2.AsyncClient(headers=bearer())

@@ -575,7 +575,7 @@ FORBIDDEN = ["\\udb40\\udc41", "\\u202e", "\\u200b", "\\u00ad", "\\u0007", "\\uf
 
 
 def hidden_row(hide: str, **more: Any) -> dict[str, Any]:
-    return {"command": PYTHON[0], "args": [*PYTHON[1:], HIDDEN, "--hide", hide], **more}
+    return {"command": PYTHON[0], "args": [*PYTHON[1:], HIDDEN, "--hide", hide], "review": "note", **more}
 
 
 def is_clean(value: Any) -> bool:
@@ -671,7 +671,7 @@ def test_finding_c2_schemas_model_is_what_a_model_of_a_session_sees(tmp_path: Pa
 
 def test_finding_b12_a_definition_is_remarked_on_once_and_never_again(tmp_path: Path) -> None:
     long = {"description": "d" * 3_000 + "\u2066", **RICH}
-    configured(user_file(), {"r": row("--rich", json.dumps(long))})
+    configured(user_file(), {"r": row("--rich", json.dumps(long), review="note")})
     said: list[str] = []
     for _ in range(2):
         with serving("--profile", "none", "--schemas", "model", cwd=tmp_path) as gateway:

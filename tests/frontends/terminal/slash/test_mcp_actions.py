@@ -72,7 +72,8 @@ class Stage:
         mcp = SimpleNamespace(
             plan=plan, status=lambda: self.statuses, status_of=self.statuses.get,
             require_status=self.statuses.__getitem__, capabilities=self.capabilities,
-            disabled=self.disabled, fleet=fleet, enrolment=SimpleNamespace(notes=self.notes),
+            disabled=self.disabled, fleet=fleet,
+            enrolment=SimpleNamespace(notes=self.notes, list_findings=lambda _: []),
         )  # fmt: skip
         servers = SimpleNamespace(
             plan=plan, mcp=mcp, switched_off=self.switched_off, switched_on=self.switched_on,
