@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.deck.mcp.review import Finding
 
 pytestmark = pytest.mark.anyio
 READY, CLOSED = EndpointPhase.READY, EndpointPhase.CLOSED
@@ -73,7 +74,7 @@ class Stage:
             plan=plan, status=lambda: self.statuses, status_of=self.statuses.get,
             require_status=self.statuses.__getitem__, capabilities=self.capabilities,
             disabled=self.disabled, fleet=fleet,
-            enrolment=SimpleNamespace(notes=self.notes, list_findings=lambda _: []),
+            enrolment=SimpleNamespace(notes=self.notes, list_findings=self.list_findings),
         )  # fmt: skip
         servers = SimpleNamespace(
             plan=plan, mcp=mcp, switched_off=self.switched_off, switched_on=self.switched_on,
@@ -97,6 +98,9 @@ class Stage:
         return 61.0 if name == "good" else None
 
     def find_held_back(self, _: object) -> list[ServerRow]:
+        return []
+
+    def list_findings(self, _: str) -> Sequence[Finding]:
         return []
 
     def find_holders(self, _: str) -> Sequence[str]:
