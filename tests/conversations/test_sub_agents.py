@@ -226,3 +226,28 @@ async def test_finding_t1_end_of_the_parent_leaves_nothing(
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     assert await to_thread.run_sync(find_leftover_jobs) == []
     await until(lambda: [*temporary.glob("indus-*")] == [])
+
+
+# -- the flow guard ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sender", ["sub-agent", "session"])
+def test_a_sub_agent_and_its_session_share_what_they_have_read(setup: SessionSetup, sender: str) -> None:
+    for name, label in (("files", "private"), ("inbox", "untrusted"), ("post", "outward")):
+        setup.mount(honest(id=name), labels=[label])
+    send = calls("post__echo", text="secrets")
+    inner = (send, says("sent")) if sender == "sub-agent" else (says("read"),)
+    outer = () if sender == "sub-agent" else (send,)
+    script = (
+        calls("files__echo", text="private"),
+        tasks(("read the mail", "general")),
+        calls("inbox__echo", text="a stranger's"),
+        *inner,
+        *outer,
+        says("done"),
+    )
+    done = run(setup, *script, flow="deny")
+    assert (done["code"], done["result"]) == (0, "done")
+    answer = next(text for body in setup.server.requests if "flow guard" in (text := to_text(body)))
+    assert "echo of server 'files'" in answer
+    assert "echo of server 'inbox'" in answer
