@@ -1,1 +1,1 @@
-"""The review on public sets of attacks and of real servers."""
+"""The corpus for the review of definitions: attacks and the definitions of real servers, split in half."""

@@ -70,11 +70,11 @@ def main(arguments: Sequence[str]) -> int:
         folder = Path(root).resolve()
         template = folder / "template"
         template.mkdir()
-        _fill(template)
+        fill_workspace(template)
         surroundings = Surroundings(folder, template)
         with pages(template) as page:
             try:
-                places = _install(surroundings.work, page)
+                places = install_servers(surroundings.work, page)
             except CannotInstall as exc:
                 complain(f"outside.sandboxes: {exc}")
                 return 2
@@ -94,7 +94,12 @@ def main(arguments: Sequence[str]) -> int:
     return _report([row for subject in subjects if (row := _read(subject)) is not None])
 
 
-def _install(work: Path, page: str) -> Places:
+def install_servers(work: Path, page: str) -> Places:
+    """Install the servers that aren't there.
+
+    Raises:
+        CannotInstall: A server can't be installed.
+    """
     node = find_node()
     if node is None:
         raise CannotInstall("no node 22 or newer with npm; run `make setup`, or install one")
@@ -105,7 +110,8 @@ def _install(work: Path, page: str) -> Places:
     return Places(commands, node.path, node_packages(node), node_packages(node, "sandboxes"), work, page)
 
 
-def _fill(template: Path) -> None:
+def fill_workspace(template: Path) -> None:
+    """Write the files that the servers are asked about."""
     make_scratch(template)
     (template / "some.py").write_text("import os\n", "utf-8")
     (template / "some.js").write_text("let a = 1;\n", "utf-8")
