@@ -105,9 +105,9 @@ def _review(ref: RemoteToolRef, raw: JsonObject, names: OtherNames) -> Iterator[
     for check, severity, needed, pattern, about in _PHRASES:
         if not words.isdisjoint(needed.split()) and _compile(pattern).search(lower):
             yield from _search(shown, check, severity, partial(_find_phrase, pattern), about)
-    is_dense = max(map(len, text.split()), default=0) >= _ENCODED
+    dense = " ".join(word for word in text.split() if len(word) >= _ENCODED)
     for check, severity, find, about in _SHAPES:
-        if (is_dense or check != "blob") and find(text):
+        if find(dense if check == "blob" else text):
             yield from _search(shown, check, severity, find, about)
     if len(text) > _LONG:
         yield "long-text", "notable", "definition", f"it has {len(text):,} characters"
@@ -160,7 +160,6 @@ def _quote(text: str, start: int, end: int) -> str:
 # -- texts ------------------------------------------------------------------------------------
 
 _LONG = 8_000
-_SHORTEST_BLOB = 32
 _ENCODED = 24
 """Characters of a word from which it may be encoded."""
 _BLANKS = (" " * 8, "\t\t\t", "\n\n\n", "\n \n")
@@ -179,14 +178,16 @@ def _find_hidden(text: str) -> re.Match[str] | None:
 
 
 def _find_blob(text: str) -> re.Match[str] | None:
-    return _BLOB.search(text) if any(len(word) >= _SHORTEST_BLOB for word in text.split()) else None
+    return _BLOB.search(text) if text else None
 
 
 def _find_encoded_text(text: str) -> re.Match[str] | None:
     """Find text in base64, and return it decoded."""
-    for match in _BASE64.finditer(text) if max(map(len, text.split()), default=0) >= _ENCODED else ():
+    for match in _BASE64.finditer(text):
         with suppress(binascii.Error, UnicodeDecodeError):
-            decoded = base64.b64decode(match[0] + "=" * (-len(match[0]) % 4)).decode("ascii")
+            is_hex = re.fullmatch(r"(?:[0-9a-fA-F]{2})+", match[0])
+            data = bytes.fromhex(match[0]) if is_hex else base64.b64decode(match[0] + "=" * (-len(match[0]) % 4))
+            decoded = data.decode("ascii")
             if decoded.replace("\n", "").isprintable() and " " in decoded:
                 return re.search(r".+", decoded)
     return None
@@ -194,7 +195,8 @@ def _find_encoded_text(text: str) -> re.Match[str] | None:
 
 _HOME = r"(?:~|\$\{?HOME\}?|%USERPROFILE%|/root|/home/[\w.<>{}-]+|/Users/[\w.<>{}-]+)[/\\]"
 _ASKS = (
-    r"\b(?:(?:read|cat|open|send|include|provide|upload|attach|append|print|paste|exfiltrate|steal|collect)s?"
+    r"\b(?<!be )(?<!is )(?<!are )"
+    r"(?:(?:read|cat|open|send|include|provide|upload|attach|append|print|paste|exfiltrate|steal|collect)s?"
     r"|pass(?:es)?|cop(?:y|ies)|fetch(?:es)?|contents? of|call \w+ on)\b"
 )
 _VARIABLE = re.compile(
@@ -208,18 +210,27 @@ def _compile_places() -> re.Pattern[str]:
     places = [*find_credential_places({}, "/~"), "/~/.cursor", "/~/.zshrc", "/~/.bashrc"]
     tails = "|".join(re.escape(path.removeprefix("/~/")) for path in places if path.startswith("/~/"))
     system = "|".join(re.escape(path) for path in (*places, "/etc/passwd") if not path.startswith("/~/"))
-    keys = r"\bid_(?:rsa|ed25519|ecdsa)\b(?!\.pub)|(?<![\w.])\.(?:ssh|aws|gnupg)/"
+    keys = r"\bid_(?:rsa|ed25519|ecdsa)\b(?!\.pub)|(?<![\w.])\.(?:ssh|aws|gnupg)/|/\.env(?![\w.-])"
     return re.compile(rf"{_HOME}(?:{tails})(?![\w-])|(?:{system})(?![\w-])|{keys}")
 
 
+@cache
+def _list_starts() -> Sequence[str]:
+    """List texts of which one is in every text with a place of credentials."""
+    roots = {f"/{path.split('/')[1]}/" for path in find_credential_places({}, "/~")} - {"/~/"}
+    return ("~/", "~\\", "HOME", "%USERPROFILE%", "/root", "/home/", "/Users/", "/etc/", "id_", "/.env",
+            ".ssh/", ".aws/", ".gnupg/", *roots)  # fmt: skip
+
+
 def _find_place(text: str) -> re.Match[str] | None:
-    return _compile_places().search(text) if "/" in text or "id_" in text else None
+    return _compile_places().search(text) if any(start in text for start in _list_starts()) else None
 
 
 def _find_request(text: str) -> re.Match[str] | None:
     """Find a place of credentials that the text asks to read or send."""
-    is_asked = _find_place(text) and re.search(rf"(?i:{_ASKS})[^\n]{{0,60}}?(?:{_compile_places().pattern})", text)
-    return is_asked or None
+    if ".env" not in text and not _find_place(text):
+        return None
+    return re.search(rf"(?i:{_ASKS})[^\n]{{0,60}}?(?:{_compile_places().pattern}|(?<![\w.])\.env file)", text)
 
 
 def _find_variable(text: str) -> re.Match[str] | None:
@@ -241,8 +252,9 @@ _DATA = "data|content|secret|token|env|history|keys?|password|prompt|conversatio
 _EXAMPLES = r"(?!(?:[\w-]{1,63}\.){0,5}(?:example|company|domain)\.)"
 _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
     ("markup", "serious",
-     "important system secret hidden instruction instructions admin im_start im_end inst sys",
-     r"<(?:important|system|secret|hidden|instructions?|admin)\b[^<>]{0,40}>|<\|im_\w+\|>|\[inst\]|<<sys>>",
+     "important system secret hidden instruction instructions directive admin im_start im_end inst sys",
+     r"<(?:important|system|secret|hidden|instructions?|admin)\b[^<>]{0,40}>|<\|im_\w+\|>|\[(?:inst|important)\]|<<sys>>"
+     r"|### ?(?:instructions?|system)\b ?:|\bhidden (?:instruction|directive)s?\b",
      "looks like a message of the system"),
     ("secrecy", "serious",
      "tell telling inform informing notify notifying alert alerting warn warning mention mentioning reveal"
@@ -253,7 +265,8 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
      rf"|{_PERSON} (?:must|should|may|need|does) ?(?:not|n['\u2019]?t|never) (?:to )?"
      rf"(?:know|see|notice|be (?:told|informed|aware))|without {_PERSON}(?:['\u2019]s)? "
      r"(?:knowledge|knowing|noticing|consent)"
-     rf"|keep (?:this|it|that) (?:a )?(?:secret|hidden|confidential)|(?:silently|secretly|quietly) {_SENDING}\b",
+     rf"|{_NOT} mention (?:this|it)\b(?! tool)|keep (?:this|it|that) (?:a )?(?:secret|hidden|confidential)"
+     rf"|(?:silently|secretly|quietly) {_SENDING}\b",
      "asks the model to hide something"),
     ("injection", "serious", "system mode actual original",
      r"\bnew system (?:message|prompt|instructions?)\b|\byou are now in \w{3,20} mode|\bsystem ?: ?override"
@@ -266,28 +279,34 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
     ("injection", "serious", "ignore disregard forget override overrides supersede supersedes bypass",
      r"(?:ignore|disregard|forget|overrides?|bypass|supersedes?) (?:all |any |the |your |every |these |of )*"
      rf"{_OTHERS}(?: (?:previous|prior|system|safety|security|user))? "
-     r"(?:instructions?|prompts?|rules?|polic(?:y|ies)|guidelines?|messages?|directives?|restrictions?|checks?|tools?)",
+     r"(?:instructions?|prompts?|rules?|polic(?:y|ies)|guidelines?|messages?|directives?|restrictions?|checks?|tools?)"
+     r"|(?:ignore|disregard|forget) (?:all (?:of )?)?(?:the )?above\b"
+     r"|(?:ignore|disregard|bypass|override)s? [^.\n]{0,30}"
+     r"\b(?:safety|security) (?:rules?|polic(?:y|ies)|restrictions?|guidelines?)",
      "overrides other instructions"),
     ("ordering", "serious", "before prior after when whenever every each",
      r"(?:before|prior to|after|when|whenever|every time|each time)\b[^.\n]{0,25}?"
      r"\b(?:us|call|invok|runn?|execut)(?:e|es|s|ing)? (?:any|all|every|each)"
      r"(?: of)?(?: the)?(?: other| another)? (?:available )?(?:mcp )?tools?\b"
-     r"|(?:before|after) (?:any|every|each) (?:(?:other )?(?:tool|function) (?:call|use|invocation)"
+     r"|(?:before|after) (?:any|every|each) (?:other tools?\b|(?:tool|function) (?:call|use|invocation)"
      r"|(?:call|use|invocation) of (?:an(?:y )?)?other tools?\b)",
      "says when to use it with other tools"),
     ("ordering", "notable", "always must",
      r"(?:always|must)\b[^.\n]{0,30}\b(?:call|use|invoke|run)(?:e?d)? (?:this|it)\b[^.\n]{0,40}\b(?:first|before)",
      "says when it must be called"),
-    ("other-tools", "serious", "other another",
+    ("other-tools", "serious", "other others another",
      r"(?:do not|don'?t|never|stop|instead of) (?:us(?:e|ing)|call(?:ing)?)? ?(?:any |the |all )*(?:an)?other "
-     r"(?:tools?|servers?|mcp)|(?:results?|output|arguments?|parameters?|behaviou?r) (?:of|from|to) "
+     r"(?:tools?|servers?|mcp)|(?:prefer|use) this (?:tool|function)[^.\n]{0,20} (?:over|rather than) "
+     r"(?:any |all |every |the )*others?\b|(?:results?|output|arguments?|parameters?|behaviou?r) (?:of|from|to) "
      r"(?:any|all|every|the) other (?:tools?|servers?)",
      "gives instructions about other tools"),
-    ("other-tools", "serious", "behavior behaviour invoked called supersedes replaces overrides",
+    ("other-tools", "serious", "behavior behaviour invoked called supersedes replaces overrides replace after before",
      r"modif(?:y|ies) the behaviou?r of (?:the )?\S{3,60} tool|(?:when|whenever|before|after) (?:the )?\S{3,60}"
      r"(?: tool)? is (?:called|invoked|used)(?: by any|,)[^.\n]{0,80}"
      r"\b(?:bcc|append|reroute|redirect|forward|send|first)"
-     r"|this tool (?:supersedes|replaces|overrides) (?:the )?\w+[_-]\w+",
+     r"|this tool (?:supersedes|replaces|overrides) (?:the )?\w+[_-]\w+"
+     r"|(?:after|before) (?:using|calling|running) \S{3,60} tool\b"
+     r"[^.\n]{0,60}\b(?:run|call|use|execute) this (?:tool|function)|replace its (?:output|result)",
      "changes what another tool does"),
     ("credentials", "serious", "environment env environ",
      r"(?:send|pass|include|give|append|provide|attach)\b[^.\n]{0,40}(?:environment variables|process\.env|environ\b)",
@@ -301,17 +320,23 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
      r" (?:an?|the|our|my|some|its) (?:attacker\S* )?(?:external|remote|third-party|undisclosed|attacker\S*)(?: \w+)?"
      r" (?:server|endpoint|host|collector|address|service|url|domain|webhook)",
      "sends something to a stranger"),
-    ("smuggling", "notable", "to at",
+    ("smuggling", "serious", "exfiltrate exfiltrates redirect reroute webhook img",
+     r"\bexfiltrates?\b|(?:redirect|reroute) all (?:requests?|traffic|calls|messages|mails?|emails?)\b|https?://webhook\.site"
+     r"|<img\b[^<>]{0,40}src=[^<>\s]{0,200}[?&][\w.-]{1,60}=",
+     "sends something elsewhere"),
+    ("smuggling", "notable",
+     "send read copy upload forward include add call pass append post transmit collect log exfiltrate report bcc",
      rf"(?:{_SENDING}|exfiltrate|report|bcc)\b[^.\n]{{0,60}}?\b(?:to|at)\b[^.\n]{{0,20}}?"
      rf"(?:https?://{_EXAMPLES}[^\s\"'<>]|[\w.+-]{{1,64}}@{_EXAMPLES}[\w-]{{1,63}}\.\w{{2}})",
      "says where to send something"),
     ("asks-context", "serious",
-     "conversation chat prompt message thought chain-of-thought instructions",
+     "conversation chat prompt message messages thought chain-of-thought instructions told",
      r"(?:your|the model'?s|the assistant'?s|the (?:current|full|entire|complete|exact)) "
      r"(?:(?:own|full|entire|complete|exact|current|initial) )*"
      r"(?:system (?:prompt|message)|instructions (?:verbatim|in full)|chain[- ]of[- ]thought)"
+     r"|what the user (?:has )?told you"
      r"|(?:entire|full|whole|complete|all (?:of )?(?:the )?(?:previous|prior|past)|verbatim)"
-     r"(?: (?:of|the|our|this|user|previous))* (?:conversation|chat|message) ?(?:history|log|transcript|so far)?\b",
+     r"(?: (?:of|the|our|this|user|previous))* (?:conversation|chat|messages?) ?(?:history|log|transcript|so far)?\b",
      "asks for the conversation or the system prompt"),
 )  # fmt: skip
 """Check, severity, words of which the text has one, a pattern for the text in small letters, and what it is."""
@@ -376,12 +401,15 @@ def _check_annotations(name: str, raw: JsonObject) -> Iterator[_Found]:
     annotations = raw.get("annotations")
     if not is_json_object(annotations):
         return
-    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().replace("-", "_").split("_")
+    first, _, _ = str(raw.get("description") or "").partition(" ")
+    words = (
+        re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", f"{name}_{first.removesuffix('s')}").lower().replace("-", "_").split("_")
+    )
     for hint, value in (("readOnlyHint", True), ("destructiveHint", False)):
         if annotations.get(hint) is value:
             destroys, changes = _DESTROYS.intersection(words), _CHANGES.intersection(words)
             if destroys or (value and changes):
-                message = f"{hint} is {str(value).lower()}, its name says {min(destroys or changes)!r}"
+                message = f"{hint} is {str(value).lower()}, it says {min(destroys or changes)!r}"
                 yield "contradiction", "serious" if value and destroys else "notable", f"annotations.{hint}", message
 
 
