@@ -271,6 +271,7 @@ def test_a_server_of_the_project_is_trusted_after_a_look(tmp_path: Path) -> None
         digest = read_digest(browser, "ours")
         assert "trusted as it is" in browser.post("/server", name="ours", action="trust", digest=digest)
         wait_for(lambda: "ready" in browser.get("/server?name=ours"))
+        wait_for(lambda: "ours__echo" in browser.get("/tools"))  # enrolled, which follows
         assert "needs no consent" in browser.post("/server", name="ours", action="trust", digest=digest)
         assert "Calls of its tools fail until" in browser.post("/server", name="ours", action="stop")
         assert "closed" in run_tool(browser, "ours__echo", text="hi")

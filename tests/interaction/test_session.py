@@ -54,7 +54,9 @@ def test_model_calls_a_remote_tool_and_receives_its_complete_result(tmp_path: Pa
     assert "srv__echo" in to_text(first)
     (echoed,) = answers(second)
     text = echoed if isinstance(echoed, str) else echoed[0]["text"]
-    assert text == LINES
+    start, *lines, end = text.split("\n")
+    assert "\n".join(lines) == LINES
+    assert (start[:17], end[:18]) == ("<untrusted-answer", "</untrusted-answer"), "fenced, as data of the server"
     media = to_text(third)
     assert PNG in media
     assert "[resource test://text]\ninner" in media
