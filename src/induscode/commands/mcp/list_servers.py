@@ -102,7 +102,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
             table.add(_list_cells(row))
 
     if no_check or not plan.configs:
-        states = run_for_result(lambda _: _read_states(plan))
+        states = run_for_result(lambda _: _read_states(plan, reviews=as_json))
         for row in plan.rows:
             show(_build_row(row, plan, states))
     else:
@@ -235,8 +235,8 @@ def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
     return _States(known, counts, {**disabled}, findings)
 
 
-async def _read_states(plan: ServerPlan) -> _States:
-    """Read the states from the ledger, without connecting."""
+async def _read_states(plan: ServerPlan, *, reviews: bool) -> _States:
+    """Read the states from the ledger, without connecting. A review takes as long as all of the rest."""
     states = _States({}, {}, {}, {})
     if not plan.configs:
         return states
@@ -247,8 +247,9 @@ async def _read_states(plan: ServerPlan) -> _States:
             if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
                 states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
         states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
-        reviewer = await open_reviewer(store, plan, ("tool", *CONTENT_KINDS))
-        states.findings.update((server, reviewer.review_server(server)) for server in plan.configs)
+        if reviews:
+            reviewer = await open_reviewer(store, plan, ("tool", *CONTENT_KINDS))
+            states.findings.update((server, reviewer.review_server(server)) for server in plan.configs)
     return states
 
 
@@ -352,7 +353,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
         facts = off
     else:
         row = find_row(plan, name)
-        states = run_for_result(lambda _: _read_states(plan.narrow([name])))
+        states = run_for_result(lambda _: _read_states(plan.narrow([name]), reviews=True))
         facts = {**_build_row(row, plan, states), "dialect": row.origin.dialect}
         facts |= {"consent": plan.consent[row.id], **build_config_facts(row)}
         facts |= {"variables": [*row.secrets], **build_reference_facts(row)}

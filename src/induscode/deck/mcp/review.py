@@ -103,9 +103,9 @@ def _review(ref: RemoteToolRef, raw: JsonObject, names: OtherNames) -> Iterator[
     lower = text.lower()
     words = set(lower.translate(_NO_MARKS).split())
     for check, severity, needed, pattern, about in _PHRASES:
-        if not words.isdisjoint(needed.split()) and _compile(pattern).search(lower):
+        if not words.isdisjoint(_split(needed)) and _compile(pattern).search(lower):
             yield from _search(shown, check, severity, partial(_find_phrase, pattern), about)
-    dense = " ".join(word for word in text.split() if len(word) >= _ENCODED)
+    dense = " ".join(_DENSE.findall(text))
     for check, severity, find, about in _SHAPES:
         if find(dense if check == "blob" else text):
             yield from _search(shown, check, severity, find, about)
@@ -162,6 +162,7 @@ def _quote(text: str, start: int, end: int) -> str:
 _LONG = 8_000
 _ENCODED = 24
 """Characters of a word from which it may be encoded."""
+_DENSE = re.compile(rf"\S{{{_ENCODED},}}")
 _BLANKS = (" " * 8, "\t\t\t", "\n\n\n", "\n \n")
 _PADDING = re.compile(r"(?:[ \t]{80}|(?:[ \t]*\n){15})\s*\S.{0,60}")
 _BASE64 = re.compile(rf"[A-Za-z0-9+/]{{{_ENCODED},}}={{0,2}}")
@@ -170,8 +171,8 @@ _BLOB = re.compile(r"[A-Za-z0-9+/_-]{120}|(?:\\x[0-9a-fA-F]{2}){8}|(?:\\u[0-9a-f
 
 def _find_hidden(text: str) -> re.Match[str] | None:
     is_plain = text.isascii() and text.replace("\n", "").isprintable()
-    if not is_plain and any(find_invisible_kinds(text)):
-        return re.search(f"[{INVISIBLE}]", text)
+    if not is_plain and (first := _compile(f"[{INVISIBLE}]").search(text)) and any(find_invisible_kinds(text)):
+        return first
     if not is_plain and (private := re.search("[\ue000-\uf8ff]", text)):
         return private
     return _PADDING.search(text.rstrip()) if any(blank in text for blank in _BLANKS) else None
@@ -351,6 +352,11 @@ _SHAPES: tuple[tuple[str, Severity, _Find, str], ...] = (
 
 
 @cache
+def _split(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+@cache
 def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
@@ -430,17 +436,11 @@ class OtherNames:
 
     def check(self, name: str) -> Iterator[_Found]:
         """Compare a name with the others."""
-        alphabets = {
-            "LATIN" if char.isascii() else unicodedata.name(char, "?").split()[0] for char in name if char.isalpha()
-        }
-        if len(alphabets) > 1:
-            yield (
-                "look-alike",
-                "serious",
-                "name",
-                f"mixes alphabets: {name.encode('ascii', 'backslashreplace').decode()}",
-            )
-        if name in self._servers:
+        letters = () if name.isascii() else filter(str.isalpha, name)
+        if len({"LATIN" if char.isascii() else unicodedata.name(char, "?").split()[0] for char in letters}) > 1:
+            shown = name.encode("ascii", "backslashreplace").decode()
+            yield "look-alike", "serious", "name", f"mixes alphabets: {shown}"
+        if not self._servers or name in self._servers:
             return
         near = [other for cut in _cut(name) for other in self._cuts.get(cut, ()) if _is_one_edit(name, other)]
         if other := self._folded.get(_fold(name)):
