@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from induscode.deck.provision import DeckToolBox
 
 _PROGRESS_BUFFER = 64
+_OWN_CODES = frozenset({"cancelled", "denied", "drift", "unknown_tool"})
+"""Codes of failures that quote nothing of a server."""
 WARN_AT = 3
 STOP_AT = 6
 RepeatAction: TypeAlias = Literal["continue", "warn", "stop"]
@@ -144,8 +146,8 @@ class ToolCalls:
         answered = ToolAnswered(call.id, call.name, content.text, content.is_error, media, code, details, wait.seconds)
         await self._sink(answered)
         ref = find_tool_ref(toolbox.runner.cards.get(call.name))
-        if ref is not None and code is None and content.text:
-            # A failure of ours has a code. Any other text is the server's.
+        if ref is not None and code not in _OWN_CODES and content.text:
+            # Other failures may quote the server: the message of an error, or what it wrote before it ended.
             fenced = fence_text(content.text, "answer", f"server {escape_unseen(ref.server)!r}")
             content = replace(content, text=fenced)
         action = self._repeats.record(call.name, call.input, content.text)
