@@ -170,7 +170,7 @@ ROWS = (
         "a call through indus serve with labels, the flow guard and a rule",
         "the same without",
         compare_rules,
-        budget=1.5,
+        budget=1.03,
     ),
     Row("calls-100k", "100,000 recorded calls: memory, and indus calls", f"flat, {_MOST_S} s", check_many_calls),
 )

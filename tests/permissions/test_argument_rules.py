@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.permissions.support import context, rules
+from tests.permissions.support import context, remote, rule, rules
 from tests.permissions.test_actions import GET, build_shop, call_action
 
 from indusagi.core.faults import Note
@@ -16,9 +17,9 @@ from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.permissions.argument_patterns import ArgumentPattern, find_unknown_argument, parse_argument_patterns
 from induscode.permissions.call_facts import identify_card
-from induscode.permissions.check import Permissions
-from induscode.permissions.policy import find_total_denial
-from induscode.permissions.rules import Effect, parse_rule
+from induscode.permissions.check import Permissions, require_permission
+from induscode.permissions.policy import PolicyContext, decide_call, find_total_denial, find_total_permission
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -294,3 +295,30 @@ async def test_rules_on_arguments_decide_about_actions(tmp_path: Path, allow: st
     permissions = Permissions(rules(allow=allow, deny=deny))
     result = await permissions.check(await build_shop(tmp_path), call_action(GET), context(tmp_path))
     assert result.allowed is allowed
+
+
+# -- tools that no rule is about ----------------------------------------------------------------
+
+_TOOLS = ("*", "github__*", "github__create_issue", "git*", "other__*", "github__c?eate_issue")
+_TEXTS = [f"{tool}{clause}{who}" for tool in _TOOLS for clause in ("", "(repo=acme/*)") for who in ("", " @alice")]
+_RULES = st.builds(rule, st.sampled_from(_TEXTS), st.sampled_from(Effect))
+
+
+@given(rules=st.lists(_RULES, max_size=4), principal=st.sampled_from(["", "alice", "bob"]), repo=st.text(max_size=8))
+def test_free_rule_allows_what_the_policy_allows(rules: list[Rule], principal: str, repo: str) -> None:
+    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
+    facts = replace(identify_card(remote(), "/work", {"repo": repo}), principal=principal)
+    free = find_total_permission(facts, [*rules, everything])
+    if free is not None:
+        assert decide_call(facts, [*rules, everything], PolicyContext()).effect is Effect.ALLOW
+    elif all(one.tool == "other__*" for one in rules):
+        pytest.fail("a tool that no rule names is free")
+
+
+async def test_new_rule_holds_for_the_next_call_of_a_free_tool(tmp_path: Path) -> None:
+    permissions = Permissions([Rule(effect=Effect.ALLOW, tool="*")])
+    card, ctx = require_permission(remote(), permissions), context(tmp_path)
+    assert not (await card.run({"repo": "acme/site"}, ctx)).is_error
+    permissions.restore_rules(rules(deny="github__*(repo=acme/*)"))
+    assert (await card.run({"repo": "acme/site"}, ctx)).details["code"] == "denied"
+    assert not (await card.run({"repo": "other/site"}, ctx)).is_error

@@ -43,7 +43,7 @@ from induscode.permissions.confirm import (
     build_server_rule,
     suggest_remedy,
 )
-from induscode.permissions.flow import FlowGuard, run_admitted
+from induscode.permissions.flow import FlowCard, FlowGuard, run_admitted
 from induscode.permissions.policy import (
     ApprovalMode,
     Decision,
@@ -51,6 +51,7 @@ from induscode.permissions.policy import (
     decide_call,
     find_denying_rule,
     find_total_denial,
+    find_total_permission,
 )
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore
 
@@ -112,7 +113,7 @@ class Permissions:
     ) -> None:
         self._entry = entry
         self.flow = flow
-        self._rules = [*rules]
+        self._rules = tuple(rules)
         self._limits = limits
         self.approver = approver
         self.approval = approval
@@ -129,7 +130,7 @@ class Permissions:
     @property
     def rules(self) -> Sequence[Rule]:
         """All rules in force, including this session's."""
-        return tuple(self._rules)
+        return self._rules
 
     @property
     def session_rules(self) -> Sequence[Rule]:
@@ -140,7 +141,7 @@ class Permissions:
         """Add rules that the user gave earlier in this session."""
         added = [rule for rule in rules if rule not in self._session_rules]
         self._session_rules += added
-        self._rules += added
+        self._rules = (*self._rules, *added)
 
     async def store_rule(self, rule: Rule) -> None:
         """Add and store a rule that the user gave for "always". If that raises `OSError`, the rule isn't added."""
@@ -149,7 +150,7 @@ class Permissions:
         stored = replace(rule, origin=RuleOrigin.USER, file=self._store.path)
         await to_thread.run_sync(self._store.add, [stored])
         if stored not in self._rules:
-            self._rules.append(stored)
+            self._rules = (*self._rules, stored)
 
     async def remove_rule(self, rule: Rule) -> bool:
         """Remove a rule that the user gave for this session or for "always". Return whether it existed.
@@ -162,7 +163,7 @@ class Permissions:
             # The rule that stands in for unreadable ones has no row, and stays.
             if self._store is None or not await to_thread.run_sync(self._store.remove, rule):
                 return False
-        self._rules = [other for other in self._rules if other != rule]
+        self._rules = tuple(other for other in self._rules if other != rule)
         self._session_rules = [other for other in self._session_rules if other != rule]
         return True
 
@@ -194,6 +195,13 @@ class Permissions:
                 return result
         reason = f"{card.name} was not run: its paths keep changing"
         return CheckResult(allowed=False, reason=reason)
+
+    def find_free_rule(self, card: Capability) -> Rule | None:
+        """Return the rule that allows every call of a server's card, if no other rule could name the tool."""
+        if self._plan is not None or self._limits is not None:
+            return None
+        facts = identify_card(card, "")
+        return None if facts.remote is None else find_total_permission(facts, self._rules)
 
     async def preview(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> Decision | ToolResult:
         """Return the decision on a call without asking the user, or an error result for invalid arguments."""
@@ -251,7 +259,7 @@ class Permissions:
     async def _decide(self, facts: CallFacts) -> Decision:
         is_planning = self._plan is not None and self._plan.active
         context = PolicyContext(approval=self.approval, plan=is_planning, limits=self._limits is not None)
-        rules = tuple(self._rules)
+        rules = self._rules
         if not facts.paths and facts.script is None:
             return self._guard_flow(facts, decide_call(facts, rules, context))
         # In a thread: it resolves symbolic links in the paths of rules, and compares long scripts with them.
@@ -358,10 +366,21 @@ class CheckedCard(CardWrapper):
     def __init__(self, inner: Capability, *permissions: Permissions) -> None:
         super().__init__(inner)
         self.permissions = permissions
+        self._rules: Sequence[Rule] | None = None
+        """The rules that `_free` was found for."""
+        self._free: Rule | None = None
+        self._guarded = inner
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run the inner card if the permissions allow the call."""
+        """Run the inner card if the permissions allow the call. A tool that no rule is about needs no look at each."""
         first, *others = self.permissions
+        if self._rules is not first.rules:
+            self._rules, self._free = first.rules, None if others else first.find_free_rule(self.inner)
+            self._guarded = self.inner if first.flow is None else FlowCard(self.inner, first.flow, lambda: first)
+        if self._free is not None:
+            if (wait := current_wait.get()) is not None:
+                wait.allowed_by = self._free.reason
+            return await self._guarded.run(arguments, ctx)
         return await first.run(self.inner, arguments, ctx, others)
 
 

@@ -402,7 +402,7 @@ class _Asks(Protocol):
 
 
 class FlowCard(CardWrapper):
-    """A server's tool at a gateway without rules. The permissions are loaded for the first question."""
+    """A server's tool without a rule about it. The permissions are loaded for the first question."""
 
     def __init__(self, inner: Capability, guard: FlowGuard, load: Callable[[], _Asks]) -> None:
         super().__init__(inner)

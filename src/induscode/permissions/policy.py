@@ -169,6 +169,17 @@ def find_total_denial(facts: CallFacts, rules: Iterable[Rule], *, is_whole: bool
     return None
 
 
+def find_total_permission(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
+    """Find the rule that allows every call of a server's tool, whoever makes it, if no other rule could name it."""
+    found: Rule | None = None
+    for rule in rules:
+        if rule == Rule(effect=Effect.ALLOW, tool="*", origin=rule.origin, file=rule.file):
+            found = rule
+        elif facts.remote is None or may_name(rule.tool, facts.remote, facts.tool):
+            return None
+    return found
+
+
 def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
     """Return whether a rule is in force here and names the tool, or a redirection of the command."""
     if rule.workspace not in {None, facts.workspace}:
