@@ -6,6 +6,7 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import anyio
 import httpx2
@@ -14,6 +15,7 @@ from tests.support.networks import make_network
 from tests.support.transports import settled
 from tests.support.waiting import until
 
+from indusagi.core.backoff import Backoff
 from indusagi.interop.protocol_bridge.client.http import streamable
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient
 from indusagi.interop.protocol_bridge.client.http.streamable import StreamableHttpTransport
@@ -380,6 +382,24 @@ async def test_a_stream_is_resumed_where_it_broke_off() -> None:
         await until(lambda: len(line.frames) == 2)
         assert line.frames == [{"method": "m"}, {"id": 2, "result": {"ok": 1}}]
     assert [headers["last-event-id"] for headers in server.heard("GET")] == ["a", "b", "b"]
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_a_stream_is_resumed_when_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float | None] = []
+    monkeypatch.setattr(Backoff, "pause", AsyncMock(side_effect=pauses.append))
+    left = [
+        httpx2.Response(503, headers={"retry-after": "7"}),
+        stream("id: b\ndata:"),
+        stream('data: {"id":2,"result":{"ok":1}}'),
+    ]
+
+    def respond(request: httpx2.Request, frame: Any) -> httpx2.Response:
+        return left.pop(0) if request.method == "GET" else stream("id: a\nretry: 1000\ndata:")
+
+    async with connected(Server(respond)) as line:
+        await line.ask(CALL)
+    assert pauses == [1.0, 7.0, 1.0]
 
 
 @pytest.mark.usefixtures("_hasty")

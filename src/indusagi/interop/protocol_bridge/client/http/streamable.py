@@ -246,24 +246,25 @@ class StreamableHttpTransport(QueuedTransport):
 
     async def _resume(self, request: ResumableRequest, parser: EventParser) -> None:
         """Resume an event stream that ended before the answer, until a server refuses or fails too often."""
-        backoff, failures = _make_backoff(), 0
+        backoff, failures, retry_s = _make_backoff(), 0, None
         while not request.is_answered:
             if parser.last_id is None or failures == _MAX_FAILED_RESUMES:
                 raise request.problem or build_incomplete_error()
-            await backoff.pause(parser.retry_s)
+            await backoff.pause(retry_s or parser.retry_s)
             if request.is_cancelled:
                 return
             try:
                 headers = self._build_stream_headers(last_id=parser.last_id)
                 async with self._http.request("GET", headers) as answer:
                     check_content_type(answer, EVENTS)
-                    failures = 0
+                    failures, retry_s = 0, None
                     await self._read_stream(request, answer, parser)
             except HttpRequestError as exc:
                 if exc.detail.reason == "frame_too_large":
                     raise
                 # Whatever the refusal, whether the request took effect is unknown.
                 failures = failures + 1 if is_passing(exc.detail) else _MAX_FAILED_RESUMES
+                retry_s = exc.detail.retry_after_s
 
     async def _read_stream(self, request: ResumableRequest, answer: HttpAnswer, parser: EventParser) -> None:
         try:
