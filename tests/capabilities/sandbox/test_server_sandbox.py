@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.sandboxes import offer_bubblewrap, skip_without
+from tests.support.scripts import unmeasured
 from tests.support.waiting import LIMIT_S
 
 from indusagi.capabilities.ports import SandboxMissing
@@ -115,7 +116,7 @@ def prepare(profile: JsonValue, home: Path, *argv: str, cwd: Path | None = None)
     parsed = parse_profile(profile)
     assert parsed is not None
     folder = str(cwd or home / "project")
-    return prepare_server(parsed, "lib", argv, dict(os.environ), {}, folder)
+    return prepare_server(parsed, "lib", argv, unmeasured(), {}, folder)
 
 
 def run(sandbox: ServerSandbox, cwd: Path | None = None) -> tuple[str, str]:
