@@ -197,6 +197,17 @@ def test_request_limit_has_its_own_exit_code(ran: Ran) -> None:
     assert "2 requests" in done["error"]
 
 
+def test_a_session_ends_at_its_limit_of_tokens_or_cost_with_the_figure(ran: Ran) -> None:
+    done = ran(calls("ls"), says("never"), max_tokens=10)
+    assert (done["code"], done["reason"], done["turns"]) == (ExitCode.LIMIT, "limit", 1)
+    assert done["error"] == "--max-tokens 10 is reached: 15 tokens were used"
+    done = ran(calls("ls"), says("never"), max_cost=0.5)
+    assert (done["code"], done["turns"]) == (ExitCode.LIMIT, 1)
+    assert "the model's price is unknown: use --max-tokens" in done["error"]
+    done = ran(calls("task", objective="dig"), calls("ls"), says("never"), max_tokens=20)
+    assert (done["code"], done["turns"]) == (ExitCode.LIMIT, 2)
+
+
 def test_jobs_of_a_crashed_run_are_reported(ran: Ran) -> None:
     mark, env = new_ulid(), {**unmeasured(), "PATH": os.environ["PATH"]}
     with subprocess.Popen(["sleep", "600"], env={**env, MARK: mark}) as left:

@@ -438,13 +438,16 @@ class TerminalSetup:
     def open(self, *arguments: str, script: tuple[Reply, ...] = (), model: bool = True, **options: Any) -> Terminal:
         """Start the program; `options` are those of `Terminal`."""
         self.server.script[:] = script
-        if self.api == "anthropic":
-            variables = {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
-        else:
-            variables = {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
-        environ = {**variables, **self.environ, **options.pop("environ", {})}
+        environ = {**self.variables, **self.environ, **options.pop("environ", {})}
         words = ("--model", f"{self.api}:scripted", *arguments) if model else arguments
         return Terminal(*words, cwd=self.cwd, environ=environ, **options)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables with the address and key of the model."""
+        if self.api == "anthropic":
+            return {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": "key"}
+        return {"OPENAI_BASE_URL": f"{self.server.url}/v1", "OPENAI_API_KEY": "key"}
 
     @property
     def home(self) -> Path:

@@ -116,8 +116,29 @@ class Usage:
 
 RunEvent: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Usage"
 EventSink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
+MessageSource: TypeAlias = "Callable[[], Awaitable[Sequence[str]]]"
 
 # -- the input of a run -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SpendLimit:
+    """Limits for a session's tokens and cost, over all its turns, sub-agents and summaries."""
+
+    tokens: int | None = None
+    cost_usd: float | None = None
+    used: Usage = field(default_factory=lambda: Usage(cost_usd=0.0))
+
+    def find_reached(self) -> str:
+        """Name the limit that's reached, with the figures; empty if none is."""
+        tokens, cost = self.used.input_tokens + self.used.output_tokens, self.used.cost_usd
+        if self.tokens is not None and tokens >= self.tokens:
+            return f"--max-tokens {self.tokens:,} is reached: {tokens:,} tokens were used"
+        if self.cost_usd is None or not self.used.requests:
+            return ""
+        if cost is None:
+            return "--max-cost can't be checked, because the model's price is unknown: use --max-tokens"
+        return f"--max-cost ${self.cost_usd:g} is reached: ${cost:.4f} was spent" if cost >= self.cost_usd else ""
 
 
 @dataclass(slots=True)
@@ -128,12 +149,29 @@ class RequestBudget:
     used: int = 0
     above: RequestBudget | None = None
     """The parent's budget, which every request counts against too."""
+    session: SpendLimit | None = None
+    """The session's limits."""
 
     @property
     def left(self) -> int:
         """Number of remaining requests."""
         left = max(0, self.limit - self.used)
         return left if self.above is None else min(left, self.above.left)
+
+    def find_end(self) -> str:
+        """Name the limit that forbids another request; empty if none does."""
+        if self.left == 0:
+            return f"the limit of {self.limit} requests to the model is reached"
+        if self.session is not None:
+            return self.session.find_reached()
+        return "" if self.above is None else self.above.find_end()
+
+    def charge(self, usage: Usage) -> None:
+        """Count the tokens and the cost of a request."""
+        if self.session is not None:
+            self.session.used = self.session.used.add(usage)
+        elif self.above is not None:
+            self.above.charge(usage)
 
     def spend(self) -> None:
         """Count one request."""
@@ -162,6 +200,8 @@ class RunPlan:
     time_s: float | None = None
     notices: Callable[[], Sequence[str]] = tuple
     """Returns notices to send with the next tool result, such as the end of a background task."""
+    take_messages: MessageSource | None = None
+    """Returns what the user wrote since the last request, to send with the tool results."""
 
 
 # -- the outcome of a run -----------------------------------------------------------------------
@@ -214,6 +254,6 @@ class ExitCode(IntEnum):
     MODEL = 4
     """No model, or its server rejected the request: key, limit, context window, connection."""
     LIMIT = 5
-    """The run reached the request limit, or repeated the same call too often."""
+    """The run reached a limit (requests, tokens, cost), or repeated the same call too often."""
     INTERRUPTED = 128 + signal.SIGINT
     READER_LEFT = 128 + signal.SIGPIPE

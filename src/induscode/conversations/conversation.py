@@ -29,7 +29,15 @@ from induscode.conversations.compaction import (
     compact_transcript,
     measure_context,
 )
-from induscode.conversations.contract import EventSink, RequestBudget, RunPlan, RunResult, Usage
+from induscode.conversations.contract import (
+    EventSink,
+    MessageSource,
+    RequestBudget,
+    RunPlan,
+    RunResult,
+    SpendLimit,
+    Usage,
+)
 from induscode.conversations.deck_limit import DeckLimit, DeckSearch, list_shown_names
 from induscode.conversations.kept_state import KeptState
 from induscode.conversations.models import ModelChoice, choose_agent_model, choose_model
@@ -107,6 +115,8 @@ class Conversation:
     """Session state stored alongside the messages."""
     facts: list[str] = field(default_factory=list[str])
     """Session notes to send to the model with the next prompt."""
+    spend: SpendLimit = field(default_factory=SpendLimit)
+    """Limits for the tokens and the cost of the session."""
     sampling: SamplingModel = field(default_factory=SamplingModel)
     """Answers sampling requests from servers with the turn's model."""
     servers: SessionServers | None = None
@@ -134,10 +144,12 @@ class Conversation:
         cancel: CancelToken,
         attachments: Sequence[Attachment] = (),
         budget: RequestBudget | None = None,
+        take_messages: MessageSource | None = None,
     ) -> RunResult:
         """Answer a prompt. Failures and cancellation are results too.
 
-        Requests count against `budget`, or against a new one if omitted.
+        Requests count against `budget`, or against a new one if omitted. `take_messages` returns what the user wrote
+        meanwhile, which the model gets with its next request.
 
         Raises:
             OSError: The sink failed because its reader is gone.
@@ -145,7 +157,7 @@ class Conversation:
         """
         loop = await self._open_loop()
         await self._compact_if_full(prompt, cancel)
-        budget = budget or RequestBudget(self.invocation.max_requests)
+        budget = budget or self.open_budget()
         session = self.session
         record_turn = partial(self._record_turn, await self.resources.begin_node(self.notes.report))
         tasks, late = self.resources.delegate, self.late_servers
@@ -163,6 +175,7 @@ class Conversation:
             on_message=self._save_message,
             attachments=attachments,
             notices=take_notices,
+            take_messages=take_messages,
         )
         self.state.model = self.choice.label
         before = self.usage
@@ -180,6 +193,10 @@ class Conversation:
         await self.state.save()
         await self._store_usage(before)
         return result
+
+    def open_budget(self) -> RequestBudget:
+        """Open the budget of a turn."""
+        return RequestBudget(self.invocation.max_requests, session=self.spend)
 
     # -- tasks ----------------------------------------------------------------------------------
 
@@ -233,7 +250,7 @@ class Conversation:
     async def resume_task(self, identity: str, objective: str) -> str:
         """Continue a task in the background at the user's request, and return a one-line status."""
         loop = await self._open_loop()
-        budget = RequestBudget(self.invocation.max_requests)
+        budget = self.open_budget()
         node = await self.resources.begin_node(self.notes.report)
         self._attach_tasks(loop, budget, _ignore, partial(self._record_turn, node))
         request = DelegateRequest(objective=objective, resume=identity, background=True)
@@ -261,7 +278,7 @@ class Conversation:
                 toolbox=lambda: DeckToolBox(DeckRunner({}, self.session.native.context)),
                 system_prompt=lambda: SUMMARY_INSTRUCTIONS,
                 cancel=cancel,
-                budget=RequestBudget(1),
+                budget=RequestBudget(1, session=self.spend),
                 history=(),
                 sink=_ignore,
                 on_turn=_ignore,

@@ -27,6 +27,7 @@ from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.conversations.agents.files import load_agents
 from induscode.conversations.compaction import measure_context
+from induscode.conversations.contract import SpendLimit
 from induscode.conversations.conversation import Conversation, ConversationNotes, build_resources
 from induscode.conversations.deck_limit import DeckLimit, DeckSearch
 from induscode.conversations.kept_state import KeptState
@@ -61,13 +62,15 @@ async def open_conversation(
     dialog: Dialog | None = None,
     on_event: Callable[[FleetEvent], None] | None = None,
     on_note: Callable[[str], None] | None = None,
+    spend: SpendLimit | None = None,
 ) -> AsyncGenerator[Conversation]:
     """Open an invocation's conversation for the duration of the block. Servers start in the background.
 
     `permissions` overrides the invocation's. With `follow_config`, opening waits for no server, and `reload_config`
     applies configuration changes. With a `dialog`, the user decides on calls, plans and server requests; without one,
     anything that needs the user's consent fails. `on_event` receives server events from the first start on, `on_note`
-    the notes of turns; without it they go to the conversation's `notes`.
+    the notes of turns; without it they go to the conversation's `notes`. `spend` holds what a session has used in other
+    conversations.
 
     Raises:
         NoModelError: No model is available.
@@ -159,6 +162,7 @@ async def open_conversation(
             stack=stack,
             loading=loading,
             sampling=sampling,
+            spend=spend or SpendLimit(invocation.max_tokens, invocation.max_cost),
             state=state,
             facts=facts,
             servers=servers,

@@ -32,15 +32,7 @@ from indusagi.core.faults import CoreError
 from induscode.boot.plans import ConfigPathError
 from induscode.cli.signals import signal_code
 from induscode.cli.terminal import print_status, redirect_to_null
-from induscode.conversations.contract import (
-    ExitCode,
-    RequestBudget,
-    RunResult,
-    TextDelta,
-    ToolAdvanced,
-    ToolAnswered,
-    ToolCalled,
-)
+from induscode.conversations.contract import ExitCode, RunResult, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.conversations.line_dialog import find_line_dialog
 from induscode.conversations.models import InvalidAddressError, NoModelError
 from induscode.conversations.opening import open_conversation
@@ -226,10 +218,7 @@ class Run:
         conversation = self.conversation
         known = len(conversation.notes)
         answer = partial(
-            conversation.run_turn,
-            sink=self._report_event,
-            cancel=self.cancel,
-            budget=RequestBudget(conversation.invocation.max_requests),
+            conversation.run_turn, sink=self._report_event, cancel=self.cancel, budget=conversation.open_budget()
         )
         result = await answer(prompt)
         while result.reason == "done" and await conversation.resources.delegate.wait_for_all(self.cancel):

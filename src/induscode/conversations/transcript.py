@@ -45,6 +45,14 @@ class ConversationError(CoreError):
     """A conversation doesn't exist or can't be continued."""
 
 
+class OpenElsewhereError(ConversationError):
+    """Another process has the conversation open."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"conversation {name} is open elsewhere: close it there first, or add --fork to open a copy")
+        self.name = name
+
+
 class Transcript:
     """The log of an open conversation. Its methods block: call them in a thread."""
 
@@ -53,7 +61,7 @@ class Transcript:
 
         Raises:
             OSError: The log can't be opened.
-            ConversationError: Another process has the conversation open.
+            OpenElsewhereError: Another process has the conversation open.
         """
         self.directory = make_private_dir(directory)
         self.id = os.path.basename(self.directory)
@@ -65,8 +73,7 @@ class Transcript:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                message = f"conversation {self.id} is open elsewhere: close it there first"
-                raise ConversationError(message) from exc
+                raise OpenElsewhereError(self.id) from exc
             self._log = LineLog(os.path.join(self.directory, LOG_NAME))
         except BaseException:
             os.close(self._lock)

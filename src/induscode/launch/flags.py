@@ -132,6 +132,9 @@ _WITHOUT_TOOLS = (
     "--tools", "--mcp", "--allow", "--approval", "--flow", "--sandbox", "--web-allow", "--context-window", "--code",
 )  # fmt: skip
 
+_TOKENS: JsonObject = {"type": "integer", "minimum": 1}
+_COST: JsonObject = {"type": "number", "exclusiveMinimum": 0}
+
 
 @cache
 def flag_specs() -> tuple[FlagSpec, ...]:
@@ -158,6 +161,8 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "--context-window", "N", "The context window of the model in tokens; a small one gets fewer tools."
         ),
         model.of(MODEL_MAX_REQUESTS, value, metavar="N", default=most),
+        model.value("--max-tokens", "N", "End the session at so many tokens, sent and received.", schema=_TOKENS),
+        model.value("--max-cost", "USD", "End the session at this cost, where the price is known.", schema=_COST),
         tools.list("--tools", "NAME,…", "Use only these native tools (comma-separated or repeated)."),
         tools.switch("--no-tools", "Use no tools at all, and attach no servers.", excludes=_WITHOUT_TOOLS),
         tools.list(

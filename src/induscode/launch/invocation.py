@@ -37,6 +37,9 @@ class Invocation:
     context_window: int | None = None
     """In tokens; by default as the model's server reports."""
     max_requests: int = 50
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    """In US dollars."""
     tools: tuple[str, ...] | None = None
     """`None` means all native tools."""
     no_tools: bool = False

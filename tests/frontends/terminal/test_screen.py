@@ -48,6 +48,10 @@ class Person:
     def steer(self) -> None:
         self.did.append("steer")
 
+    def recall(self) -> str:
+        self.did.append("recall")
+        return "queued"
+
     def leave(self) -> None:
         self.did.append("leave")
 

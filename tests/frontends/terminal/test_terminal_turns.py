@@ -9,7 +9,7 @@ import pytest
 from tests.support.forked import CONSTANTS
 from tests.support.model_server import Reply, calls, says
 from tests.support.servers import fault, honest
-from tests.support.terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, Terminal, TerminalSetup, open_setup
+from tests.support.terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, UP, Terminal, TerminalSetup, open_setup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,6 +148,64 @@ def test_escape_steers_to_the_queued_message_and_the_cancelled_turn_is_kept(setu
         assert "The long way" in history
         assert setup.server.left.wait(60)
         assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_a_message_reaches_the_model_with_the_next_tool_result(setup: TerminalSetup, api: Any) -> None:
+    setup.api = api
+    script = (calls("bash", command="until [ -e go ]; do sleep 0.05; done"), says("As you wish."))
+    with setup.open("--approval", "all", script=script) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("wait")
+        terminal.wait_for(lambda: any("sleep 0.05" in row for row in terminal.list_processes()))
+        terminal.enter("in French, please")
+        terminal.enter("/cost")
+        terminal.wait_for("queued: in French, please (+1 more)")
+        (setup.cwd / "go").touch()
+        terminal.wait_for_answer("As you wish.")
+        assert terminal.text.index("> in French, please") < terminal.text.index("As you wish.")
+        terminal.wait_for("> /cost")
+        last = setup.server.requests[-1]["messages"][-1]
+        assert last["role"] == "user"
+        assert "in French, please" in json.dumps(last)
+        assert len(setup.server.requests) == 2
+        assert terminal.leave() == 0
+
+
+def test_up_takes_queued_messages_back(setup: TerminalSetup) -> None:
+    with setup.open(script=(stall("Thinking "), says("Goodbye."))) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("go")
+        terminal.wait_for("Thinking")
+        terminal.enter("one")
+        terminal.enter("two")
+        terminal.wait_for("queued: one (+1 more)")
+        terminal.type(UP)
+        terminal.wait_for(
+            lambda: any(row.startswith("> one") for row in terminal.rows) and "queued:" not in terminal.text
+        )
+        terminal.type(f" and three{ENTER}")
+        terminal.wait_for("queued: one")
+        terminal.type(ESCAPE)
+        terminal.wait_for_answer("Goodbye.")
+        assert setup.server.requests[-1]["messages"][-1]["content"] == "one\ntwo and three"
+        assert terminal.leave() == 0
+
+
+def test_a_conversation_that_is_open_elsewhere_opens_as_a_copy(setup: TerminalSetup) -> None:
+    with setup.open(script=(says("First."), says("Second."))) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("one")
+        terminal.wait_for_answer("First.")
+        with Terminal("--model", "openai:scripted", "-c", cwd=setup.cwd, environ=setup.variables) as other:
+            other.wait_for("This conversation is open elsewhere. Open a copy?")
+            other.type(ENTER)
+            other.wait_for("continuing conversation")
+            other.enter("two")
+            other.wait_for_answer("Second.")
+            assert other.leave() == 0
+        assert terminal.leave() == 0
+    assert '"one"' in setup.requested()
 
 
 # -- Ctrl-C -----------------------------------------------------------------------------------------

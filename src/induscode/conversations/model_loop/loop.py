@@ -10,6 +10,7 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -284,8 +285,8 @@ class ModelLoop:
         `RpcError` if the request is invalid, the budget is spent, or the model didn't answer.
         """
         messages, settings = parse_sampling_request(params)
-        if budget.left == 0:
-            raise RpcError(SAMPLING_FAILED, f"the limit of {budget.limit} requests to the model is reached")
+        if end := budget.find_end():
+            raise RpcError(SAMPLING_FAILED, end)
         budget.spend()
         settings["timeout"] = _REQUEST_TIMEOUT_S
         try:
@@ -298,6 +299,7 @@ class ModelLoop:
             raise RpcError(SAMPLING_FAILED, f"the model gave no answer: {fault}") from exc
         used = RunUsage(requests=1)
         used.incr(response.usage)
+        budget.charge(_to_usage(used))
         self.usage = self.usage.add(_to_usage(used))
         return build_sampling_result(response, self._model.model_name)
 
@@ -360,15 +362,21 @@ class ModelLoop:
         budget = state.plan.budget
         async for node in run:
             if agent.is_model_request_node(node):
-                if budget.left == 0:
+                if end := budget.find_end():
                     await state.save_message(node.request)  # tool results the model hasn't received yet
-                    message = f"the limit of {budget.limit} requests to the model is reached"
-                    return RunResult(reason="limit", message=message)
+                    return RunResult(reason="limit", message=end)
+                if state.plan.take_messages is not None and state.passages:
+                    messages = map(UserPromptPart, await state.plan.take_messages())
+                    node.request.parts = [*node.request.parts, *messages]
                 budget.spend()
                 state.passages.append([])
-                async with node.stream(run.ctx) as stream:
-                    async for event in stream:
-                        await state.report_text(event)
+                before = copy(state.usage)
+                try:
+                    async with node.stream(run.ctx) as stream:
+                        async for event in stream:
+                            await state.report_text(event)
+                finally:
+                    budget.charge(_subtract_usage(state.usage, before))
             elif agent.is_call_tools_node(node):
                 async with node.stream(run.ctx) as events:
                     async for event in events:
@@ -389,6 +397,13 @@ def _to_usage(used: RunUsage) -> Usage:
         used.cache_write_tokens,
         None if used.cost is None else float(used.cost),
     )
+
+
+def _subtract_usage(used: RunUsage, before: RunUsage) -> Usage:
+    usage = _to_usage(used).subtract(_to_usage(before))
+    if not usage.input_tokens + usage.output_tokens:  # a failed request, which costs nothing
+        return replace(usage, cost_usd=0.0)
+    return usage if before.total_tokens else replace(usage, cost_usd=_to_usage(used).cost_usd)
 
 
 def _find_truncation(messages: Sequence[ModelMessage]) -> str:

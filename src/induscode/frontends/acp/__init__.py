@@ -29,6 +29,8 @@ _CLOSING_S = 20.0
     "--base-url",
     "--context-window",
     "--max-requests",
+    "--max-tokens",
+    "--max-cost",
     "--tools",
     "--no-tools",
     "--mcp",

@@ -1,8 +1,9 @@
 """The interactive session: `indus` on a terminal.
 
-The prompt comes first; the deck, the servers and the model open while the user types. Messages are answered in order,
-and a message entered during a turn waits in a queue. Ctrl-C cancels the turn, a second Ctrl-C leaves, and Esc cancels
-the turn in favour of the queue. Everything closes in the task that opened it.
+The prompt comes first; the deck, the servers and the model open while the user types. Messages are answered in order.
+The model gets a message entered during a turn with its next request; Up takes it back before that. Ctrl-C cancels the
+turn, a second Ctrl-C leaves, and Esc cancels the turn in favour of the queue. Everything closes in the task
+that opened it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -33,7 +35,14 @@ from induscode.frontends.terminal.blocks import cut_to_cells
 from induscode.frontends.terminal.complete import InputCompleter, open_history
 from induscode.frontends.terminal.render import EventRenderer, format_status
 from induscode.frontends.terminal.screen import Screen
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, find_command, name_slash_commands, parse_line
+from induscode.frontends.terminal.slash import (
+    SlashCommand,
+    SlashError,
+    confirm,
+    find_command,
+    name_slash_commands,
+    parse_line,
+)
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -182,6 +191,13 @@ class InteractiveApp:
         if self._turn is not None:
             self._turn.cancel("Esc")
 
+    def recall(self) -> str:
+        """Take the queued messages back."""
+        text = "\n".join(self._messages)
+        self._messages.clear()
+        self.screen.state.queued = ()
+        return text
+
     def leave(self) -> None:
         """End the session, cancelling a running turn."""
         self._leaving.cancel("the end of the session")
@@ -254,12 +270,18 @@ class InteractiveApp:
     async def _hold_conversations(self) -> None:
         """Hold one conversation after the other until the user leaves."""
         from induscode.conversations.run import USAGE_ERRORS, to_exit_code  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.transcript import OpenElsewhereError  # noqa: PLC0415 — after the first prompt
 
         invocation: Invocation | None = self._invocation
         previous: Invocation | None = None
         while invocation is not None:
             try:
                 invocation, previous = await self._hold_conversation(invocation), None
+            except OpenElsewhereError as exc:
+                if await confirm(self, "This conversation is open elsewhere. Open a copy?", default="y"):
+                    invocation = replace(invocation, resume=exc.name, continue_last=False, fork=True)
+                else:
+                    invocation, previous = previous, None
             except (*USAGE_ERRORS, CoreError, OSError) as exc:
                 self.screen.show(str(exc))
                 if self._conversation is not None or previous is None:
@@ -331,12 +353,15 @@ class InteractiveApp:
         """Wait for a message, or return `None` when the user leaves."""
         while not self._leaving.cancelled:
             if self._messages:
-                message = self._messages.popleft()
-                self.screen.state.queued = tuple(self._messages)
-                return message
+                return self._pop_message()
             self._arrived.clear()
             await self._arrived.wait()
         return None
+
+    def _pop_message(self) -> str:
+        message = self._messages.popleft()
+        self.screen.state.queued = tuple(self._messages)
+        return message
 
     def _show_start(self, conversation: Conversation) -> None:
         from induscode.conversations.transcript import find_last_exchange  # noqa: PLC0415 — after the first prompt
@@ -424,9 +449,7 @@ class InteractiveApp:
         """Answer one message, printing text and calls as they finish."""
         from induscode.conversations.mentions import attach_mentions  # noqa: PLC0415 — after the first prompt
 
-        first, *more = message.split("\n")
-        for line in (f"> {first}", *(f"  {line}" for line in more)):
-            self.screen.show(line)
+        self._show_message(message)
         self._turn, prompt = CancelToken(self._leaving), message
         with self._turn.guard():
             prompt, notes = await attach_mentions(message, conversation.session)
@@ -441,7 +464,10 @@ class InteractiveApp:
             try:
                 with self._turn.guard():
                     await conversation.wait_for_servers()
-                result = await conversation.run_turn(prompt, sink=self._show_event, cancel=self._turn)
+                take = partial(self._take_messages, conversation)
+                result = await conversation.run_turn(
+                    prompt, sink=self._show_event, cancel=self._turn, take_messages=take
+                )
             except Exception as exc:  # noqa: BLE001 — boundary: a failing turn doesn't end the session
                 result = RunResult(reason="error", message=describe_error(exc))
             finally:
@@ -449,7 +475,7 @@ class InteractiveApp:
                 self.screen.print(self._renderer.finish())
                 self._turn = self._renderer = self._turn_tasks = None
         if result.reason == "cancelled":
-            self.screen.show("Interrupted.")
+            self.screen.show("Interrupted." if self._messages else "Interrupted. What should it do instead?")
         elif result.reason != "done":
             self.screen.show(f"the turn ended early: {result.message}")
         if result.note:
@@ -457,6 +483,27 @@ class InteractiveApp:
         self.screen.print("\n")
         for note in conversation.notes[known:]:
             self.screen.show(f"note: {note}")
+
+    def _show_message(self, message: str) -> None:
+        first, *more = message.split("\n")
+        for line in (f"> {first}", *(f"  {line}" for line in more)):
+            self.screen.show(line)
+
+    async def _take_messages(self, conversation: Conversation) -> Sequence[str]:
+        """Take the messages queued before the first command, for the turn's next request."""
+        from induscode.conversations.mentions import attach_mentions  # noqa: PLC0415 — after the first prompt
+
+        taken: list[str] = []
+        while self._messages and not self._messages[0].startswith("/"):
+            message = self._pop_message()
+            if not taken and self._renderer is not None:
+                self.screen.print(self._renderer.finish())
+            self._show_message(message)
+            prompt, notes = await attach_mentions(message, conversation.session)
+            for note in notes:
+                self.screen.show(f"note: {note}")
+            taken.append(prompt)
+        return taken
 
     async def _animate(self) -> None:
         while True:

@@ -76,6 +76,10 @@ class ScreenListener(Protocol):
         """Handle Esc."""
         ...
 
+    def recall(self) -> str:
+        """Take the queued messages back, to edit them."""
+        ...
+
     def leave(self) -> None:
         """Handle Ctrl-D on an empty line, or a closed terminal."""
         ...
@@ -460,6 +464,8 @@ class Screen:
         keys.add("up", filter=choosing)(self._move_selection)
         keys.add("down", filter=choosing)(self._move_selection)
         keys.add(Keys.Any, filter=choosing)(self._choose_answer)
+        queued = Condition(lambda: bool(self.state.queued))
+        keys.add("up", filter=typing & empty & queued)(self._take_back)
         keys.add("c-c")(self._interrupt)
         keys.add("<sigint>")(self._interrupt)
         keys.add("escape")(self._escape)
@@ -493,6 +499,9 @@ class Screen:
     def _clear_draft(self) -> None:
         self._draft.reset()
         self._note_typing(self._draft)  # `reset` doesn't fire a change event
+
+    def _take_back(self, _: KeyPressEvent) -> None:
+        self._draft.insert_text(self._listener.recall())
 
     def _insert_newline(self, _: KeyPressEvent) -> None:
         self._draft.insert_text("\n")

@@ -96,11 +96,11 @@ class SlashCommand:
     """Receives the rest of the line; raises `SlashError` on failure."""
 
 
-async def confirm(host: SlashHost, title: str, lines: Sequence[str] = ()) -> bool:
+async def confirm(host: SlashHost, title: str, lines: Sequence[str] = (), default: str = "n") -> bool:
     """Ask whether to go on. Anything but a yes is a no."""
     choices = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
     facts = tuple(map(escape_unseen, lines))
-    reply = await host.screen.ask(Question(title=escape_unseen(title), lines=facts, choices=choices, default="n"))
+    reply = await host.screen.ask(Question(title=escape_unseen(title), lines=facts, choices=choices, default=default))
     return reply.key == "y"
 
 
