@@ -313,7 +313,7 @@ async def test_end_of_the_event_loop_ends_its_servers(tmp_path: Path) -> None:
 
 
 async def test_failed_later_listing_keeps_the_old_tools_and_reports_a_fault(tmp_path: Path) -> None:
-    limits = ServerLimits(relist_gap_s=0.02, list_s=0.2)
+    limits = ServerLimits(relist_gap_s=0.02)
     async with opened(honest(limits=limits)) as endpoint:
         before = await endpoint.list_tools()
         assert endpoint._session is not None

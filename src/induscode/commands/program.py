@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 from collections.abc import Sequence
 
 import click
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         message = exc.format_message()
         stop = "" if message.endswith((".", "?", ")")) else "."
         named = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "indus"
-        print_status(f"{message}{stop} See '{named} --help'.")
+        print_status(f"{message}{stop} See '{named.rstrip()} --help'.")
         return exc.exit_code
     except CoreError as exc:
         print_status(str(exc))
@@ -74,7 +75,20 @@ def root_command() -> click.Group:
 
 
 class _Indus(CommandGroup):
-    """Lists options by group."""
+    """Lists options by group, and takes several words in one argument for the first prompt of a session."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        _refuse_flag_as_prompt(ctx)
+        if args and len(args[0].split()) > 1:
+            return "", _session, args
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            if args[0] in self.table or "Did you mean" in exc.message:
+                raise
+            raise click.UsageError(f"{exc.message}. To ask a model: indus -p {shlex.quote(args[0])}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -103,19 +117,42 @@ def _indus(context: click.Context, **_: object) -> int:
     if context.invoked_subcommand is not None:
         return 0
     invocation = read_invocation(context)
+    if invocation.prompt is None:
+        return _open_session(context, invocation)
+    _refuse_flag_as_prompt(context)
+    return _run_agent(invocation)
+
+
+def _refuse_flag_as_prompt(context: click.Context) -> None:
+    """Refuse `indus -p --model NAME`, where the flag counts as the prompt."""
+    prompt = str(context.params.get("print"))
+    if prompt.partition("=")[0] in {name for spec in flag_specs() for name in (spec.name, *spec.aliases)}:
+        raise click.UsageError(f"-p needs a prompt before {prompt}: {_PROMPT} {prompt}", context)
+
+
+@click.command(params=[build_option(spec) for spec in flag_specs()], hidden=True)
+@click.argument("prompt")
+@click.pass_context
+def _session(context: click.Context, prompt: str, **_: object) -> int:
+    """Open a session with its first prompt."""
+    invocation = read_invocation(context)
     if invocation.prompt is not None:
-        return _run_agent(invocation)
+        raise click.UsageError(f"-p has a prompt already, so {prompt!r} is one too many")
+    return _open_session(context, invocation, prompt)
+
+
+def _open_session(context: click.Context, invocation: Invocation, prompt: str = "") -> int:
     if "--output-format" in list_given_flags(context):
         raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})")
     if not is_interactive():
         raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command")
     if os.environ.get("TERM") in {"dumb", ""}:
         raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})")
-    return _run_agent(invocation)
+    return _run_agent(invocation, prompt)
 
 
-def _run_agent(invocation: Invocation) -> int:
-    """Answer one prompt, or run the interactive session without one.
+def _run_agent(invocation: Invocation, first: str = "") -> int:
+    """Answer one prompt, or without one run the interactive session, with the `first` prompt if there's one.
 
     The garbage collector takes a fifth of the import time and finds nothing, so it's off until the session turns it on
     after its imports. At the end we freeze all objects (https://docs.python.org/3/library/gc.html#gc.freeze), so that
@@ -127,7 +164,7 @@ def _run_agent(invocation: Invocation) -> int:
         if invocation.prompt is None:
             from induscode.frontends.terminal.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
 
-            return run_interactive(invocation)
+            return run_interactive(invocation, first)
         from induscode.conversations.run import run_headless  # noqa: PLC0415 — imports the model loop
 
         return run_headless(invocation)

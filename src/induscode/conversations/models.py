@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -41,6 +42,10 @@ class NoModelError(CoreError):
 
 class InvalidAddressError(CoreError):
     """The address of a model server is invalid."""
+
+
+_KNOWN_NAMES = re.compile(r"(?P<openai>chatgpt-|gpt-(?!oss)|o\d+(?:-|$))|(?P<anthropic>claude-)")
+"""Names that only one provider gives its models."""
 
 
 @record
@@ -143,6 +148,9 @@ def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: 
             f"--model {model}: indus no longer runs models itself; start Ollama or llama.cpp, then name the model "
             "with --base-url http://127.0.0.1:11434/v1"
         )
+    if base_url is None and (known := _KNOWN_NAMES.match(model)):
+        choice = _parse_model(f"{known.lastgroup}:{model}", None, from_flag=False, environ=environ)
+        return replace(choice, note=f"--model {model} means {choice.label}")
     if base_url is None:
         raise NoModelError(
             f"--model {model}: whose model is it? Say anthropic:{model} or openai:{model}, "

@@ -42,6 +42,19 @@ def wait_for_cancelled(terminal: Terminal, count: int) -> None:
     terminal.wait_for(lambda: len(terminal.list_processes()) == 1)
 
 
+# -- the first prompt -------------------------------------------------------------------------------
+
+
+def test_several_words_are_the_first_prompt_of_a_session(setup: TerminalSetup) -> None:
+    with setup.open("say hello", script=(says("Hello."), says("Again."))) as terminal:
+        terminal.wait_for_answer("Hello.")
+        terminal.enter("once more")
+        terminal.wait_for_answer("Again.")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end() == 0
+    assert "say hello" in setup.requested(0)
+
+
 # -- questions --------------------------------------------------------------------------------------
 
 

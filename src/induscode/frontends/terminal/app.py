@@ -91,14 +91,14 @@ def _redirected_messages(output: Callable[[str], object]) -> Generator[None]:
         root.removeHandler(handler)
 
 
-def run_interactive(invocation: Invocation) -> int:
-    """Run the session on this process's terminal and return the exit code.
+def run_interactive(invocation: Invocation, first: str = "") -> int:
+    """Run the session on this process's terminal, beginning with a prompt if it's given, and return the exit code.
 
     Call it in the main thread, without a running event loop.
     """
 
     async def run() -> int:
-        return await InteractiveApp(invocation).run()
+        return await InteractiveApp(invocation, first).run()
 
     return anyio.run(run)
 
@@ -106,12 +106,12 @@ def run_interactive(invocation: Invocation) -> int:
 class InteractiveApp:
     """One session on a terminal: its screen, its message queue and the open conversation."""
 
-    def __init__(self, invocation: Invocation) -> None:
+    def __init__(self, invocation: Invocation, first: str = "") -> None:
         self.color = not os.environ.get("NO_COLOR")
         self._invocation = invocation
         self._conversation: Conversation | None = None
         self.commands: Mapping[str, SlashCommand] = {}
-        self._messages: deque[str] = deque()
+        self._messages: deque[str] = deque([first] if first else [])
         self._arrived = asyncio.Event()
         self._leaving = CancelToken()
         self._turn: CancelToken | None = None
