@@ -100,6 +100,19 @@ def test_every_prompt_is_a_point_with_its_first_words_and_files(talk: Talk) -> N
     assert (third.number, third.kind, third.title, third.files) == (3, "prompt", "three", ())
 
 
+def test_a_point_lists_only_files_that_differ_and_counts_their_lines(talk: Talk) -> None:
+    talk.turn("one", a="1\n")
+    talk.turn("two", a="1\n2\n", b="x\n")
+    talk.checkpoints.begin("failed")
+    talk.transcript.mark("turn", node="failed")
+    talk.checkpoints.record(str(talk.work / "a"), b"1\n2\n")
+    first, second, third = list_rewind_points(talk.transcript, talk.checkpoints)
+    assert third.files == ()
+    assert [talk.checkpoints.count_lines(point.node) for point in (first, second, third)] == [(1, 0), (2, 0), (0, 0)]
+    (talk.work / "a").write_text("other\n", encoding="utf-8")
+    assert talk.checkpoints.changed_paths("failed") == [str(talk.work / "a")]
+
+
 def test_a_prompt_of_another_form_is_a_point_without_words() -> None:
     odd: list[JsonObject] = [{"parts": "text"}, {"parts": ["text"]}, {"parts": [{"part_kind": "odd"}]}]
     for message in odd:

@@ -38,6 +38,8 @@ class Question:
     """Empty for free text."""
     default: str = ""
     """The key that Enter selects."""
+    picks: bool = False
+    """Whether it's a list to pick from: typing narrows it, and keys aren't shown."""
     check: Callable[[str], str | None] | None = None
     """Validates free text: returns the problem with an answer, or `None`."""
     secret: bool = False

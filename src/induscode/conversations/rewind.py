@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from anyio import to_thread
 
@@ -40,6 +40,8 @@ class RewindPoint:
     """The time, as RFC 3339."""
     title: str
     """The first words of the prompt, or a description of the rewind."""
+    prompt: str
+    """The whole prompt; empty for a rewind."""
     node: str
     """The checkpoint node."""
     row: int
@@ -91,19 +93,23 @@ def find_rewind_points(
         op, node = row.get("op"), str(row.get("node", ""))
         if op == _TURN_OP and node and node not in nodes:
             nodes.add(node)
-            kind, title = "prompt", _find_prompt(rows[index:], node)
+            kind, prompt = "prompt", _find_prompt(rows[index:], node)
+            words = " ".join(clean_text(prompt)[0].split())
+            title = words if len(words) <= _MAX_TITLE else f"{words[: _MAX_TITLE - 1]}…"
+            title = title or "(the prompt was not stored)"
         elif op == REWIND_OP:
-            kind, title = "rewind", f"rewind ({row.get('scope')}) to {row.get('to')}"
+            kind, prompt, title = "rewind", "", f"rewind ({row.get('scope')}) to {row.get('to')}"
         else:
             continue
         files = tuple(find_changed_paths(node)) if node else ()
         at, number = str(row.get("at", "")), len(points) + 1
-        points.append(RewindPoint(number=number, kind=kind, at=at, title=title, node=node, row=index, files=files))
+        facts: dict[str, Any] = {"title": title, "prompt": prompt, "node": node, "row": index, "files": files}
+        points.append(RewindPoint(number=number, kind=kind, at=at, **facts))
     return points
 
 
 def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
-    """Return the first words of the prompt whose first turn is the first of these rows."""
+    """Return the prompt whose first turn is the first of these rows; empty if it wasn't stored."""
     for row in rows:
         if row.get("op") == _TURN_OP and row.get("node") != node:
             break
@@ -114,9 +120,8 @@ def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
                 content = part.get("content")
                 items = content if isinstance(content, list) else [content]
                 written = " ".join(item for item in items if isinstance(item, str))
-                text = " ".join(clean_text(remove_session_note(written))[0].split())
-                return text if len(text) <= _MAX_TITLE else f"{text[: _MAX_TITLE - 1]}…"
-    return "(the prompt was not stored)"
+                return remove_session_note(written)
+    return ""
 
 
 async def preview_rewind(

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from anyio import to_thread
 
+from indusagi.capabilities.files.diff import compare_lines
 from indusagi.capabilities.ports import FileKind, Fs
-from indusagi.core.app_dirs import make_private_dir, replace_file
+from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from induscode.deck.stores.worktree import Snapshot, TreeChange, WorktreeSnapshots
 
 _INDEX = "index.log"
+_MAX_HASHED_BYTES = 20 * 1024 * 1024
 Action: TypeAlias = Literal["write", "delete", "none"]
 
 
@@ -216,10 +218,33 @@ class FileCheckpoints:
         return list(dict.fromkeys(notes))
 
     def changed_paths(self, node: str) -> list[str]:
-        """List the paths changed under a node."""
+        """List the paths that differ after a node."""
+        return [*self._find_changes().get(node, ())]
+
+    def count_lines(self, node: str) -> tuple[int, int]:
+        """Count the lines that a node added and removed, of files whose versions are known."""
+        added = removed = 0
+        for path, digests in self._find_changes().get(node, {}).items():
+            with suppress(OSError):
+                old, new = (b"" if not digest else self._find_version(path, digest) for digest in digests)
+                if b"\0" not in old + new:
+                    diff = compare_lines(old, new)
+                    added, removed = added + diff.added, removed + diff.removed
+        return added, removed
+
+    def _find_version(self, path: str, digest: str) -> bytes:
+        try:
+            return self.content(digest)
+        except FileNotFoundError:  # the newest version is only in the work tree
+            present = read_small_file(path, _MAX_HASHED_BYTES)
+            if _digest(present) != digest:
+                raise
+            return present
+
+    def _find_changes(self) -> Mapping[str, Mapping[str, tuple[str | None, str | None]]]:
         with self._lock:
-            rows = self._open_log().rows
-        return [str(row["path"]) for row in rows if row["op"] == "before" and row["node"] == node]
+            rows = [*self._open_log().rows]
+        return _find_changes(rows)
 
     def _record_changes(self, changes: Sequence[TreeChange], node: str) -> list[str]:
         """Record changes in two log writes and return the paths whose former content is gone."""
@@ -383,11 +408,35 @@ class FileCheckpoints:
 
 def read_changed_paths(directory: str) -> Mapping[str, Sequence[str]]:
     """Read the changed paths of every node without opening the store. Blocks."""
-    changed: dict[str, list[str]] = {}
-    for row in read_lines(os.path.join(directory, _INDEX)):
-        if row.get("op") == "before":
-            changed.setdefault(str(row.get("node")), []).append(str(row.get("path")))
-    return changed
+    changes = _find_changes(read_lines(os.path.join(directory, _INDEX)))
+    return {node: [*paths] for node, paths in changes.items()}
+
+
+def _find_changes(rows: Sequence[JsonObject]) -> dict[str, dict[str, tuple[str | None, str | None]]]:
+    """Find the paths that differ after each node, with both digests. Hashes files without a later row."""
+    last: dict[str, str | None] = {}
+    ends: dict[str, dict[str, tuple[str | None, str | None]]] = {}
+    for row in reversed(rows):
+        path, digest = str(row.get("path")), row.get("digest")
+        state = digest if isinstance(digest, str) else None
+        if row.get("op") == "after":
+            last[path] = state
+        elif row.get("op") == "before":
+            after = last[path] if path in last else _hash_present(path)
+            if after != state:
+                ends.setdefault(str(row.get("node")), {})[path] = state, after
+            last[path] = state
+    return {node: dict(reversed(paths.items())) for node, paths in ends.items()}
+
+
+def _hash_present(path: str) -> str | None:
+    try:
+        if stat.S_ISDIR((status := os.lstat(path)).st_mode):
+            return ""
+        is_link = stat.S_ISLNK(status.st_mode)
+        return _digest(os.fsencode(os.readlink(path)) if is_link else read_small_file(path, _MAX_HASHED_BYTES))
+    except OSError:
+        return None
 
 
 async def _plan_step(path: str, change: _Change, fs: Fs) -> RestoreStep:

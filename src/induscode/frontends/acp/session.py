@@ -430,6 +430,9 @@ class EditorDialog:
         if self.updates is not None and text.strip():
             self.updates.channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
 
+    def offer_draft(self, text: str) -> None:
+        """Do nothing: the protocol can't change the input line."""
+
     async def ask(self, question: Question) -> Reply:
         """Ask a question and wait for the answer."""
         updates = self.updates

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 _LEAVE_WINDOW_S = 2.0
-"""A second Ctrl-C within this time leaves."""
+"""A second Ctrl-C within this time leaves, a second Esc opens /rewind."""
 _EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
 """How much a continued conversation shows of the last prompt and of the end of the last answer."""
 _SPIN_S = 0.1
@@ -120,7 +120,7 @@ class InteractiveApp:
         self._renderer: EventRenderer | None = None
         self._prompt: str | None = None
         self._next: Invocation | None = None
-        self._interrupted_at = float("-inf")
+        self._interrupted_at = self._escaped_at = float("-inf")
         self._exit_code = 0
         self._noted: set[str] = set()
         self._faults: dict[str, str] = {}
@@ -187,9 +187,14 @@ class InteractiveApp:
             self.screen.show("Press Ctrl-C again to exit")
 
     def steer(self) -> None:
-        """Cancel the turn in favour of the queued or next message."""
+        """Cancel the turn in favour of the queued or next message. Twice without a turn: list the points of /rewind."""
+        now = asyncio.get_running_loop().time()
+        again, self._escaped_at = now - self._escaped_at < _LEAVE_WINDOW_S, now
         if self._turn is not None:
             self._turn.cancel("Esc")
+        elif again and self._conversation is not None and not self.screen.draft:
+            self._escaped_at = float("-inf")
+            self.submit("/rewind")
 
     def recall(self) -> str:
         """Take the queued messages back."""

@@ -39,7 +39,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.utils import get_cwidth
 
-from induscode.cli.dialog import Question, Reply
+from induscode.cli.dialog import Choice, Question, Reply
 from induscode.cli.terminal import escape_controls, escape_unprintable, redirect_to_null
 
 if TYPE_CHECKING:
@@ -96,6 +96,14 @@ class _OpenQuestion:
     selected: int = 0
     key: str = ""
     """The choice whose text the user is entering."""
+    wanted: str = ""
+    """Words that narrow a list."""
+
+    @property
+    def choices(self) -> Sequence[Choice]:
+        """The choices that match every word."""
+        words = self.wanted.casefold().split()
+        return [one for one in self.question.choices if all(word in one.label.casefold() for word in words)]
 
     @property
     def wants_text(self) -> bool:
@@ -292,6 +300,16 @@ class Screen:
             self.flush()
             self._app.exit()
 
+    @property
+    def draft(self) -> str:
+        """The text in the input line."""
+        return self._draft.text
+
+    def offer_draft(self, text: str) -> None:
+        """Put a text into the input line if it's empty."""
+        if not self._draft.text:
+            self._draft.insert_text(text)
+
     # -- questions --------------------------------------------------------------------------
 
     async def ask(self, question: Question) -> Reply:
@@ -334,7 +352,7 @@ class Screen:
 
     def _choose(self, index: int) -> None:
         assert self._open is not None
-        choice = self._open.question.choices[index]
+        choice = self._open.choices[index]
         if choice.takes_text:
             self._open.key = choice.key
             self._focus()
@@ -417,11 +435,16 @@ class Screen:
     def _list_choice_rows(self) -> list[str]:
         if self._open is None:
             return []
-        limit = REGION_ROWS - 1
-        return [
-            self._fit(f"{'▸' if index == self._open.selected else ' '} [{choice.key}] {choice.label}")
-            for index, choice in enumerate(self._open.question.choices[:limit])
+        opened, limit = self._open, REGION_ROWS - 1 - self._open.question.picks
+        first = max(0, opened.selected - limit + 1)
+        rows = [
+            self._fit(
+                f"{'▸' if index == opened.selected else ' '} "
+                + (choice.label if opened.question.picks else f"[{choice.key}] {choice.label}")
+            )
+            for index, choice in enumerate(opened.choices[first : first + limit], first)
         ]
+        return [*rows, self._fit(f"  {opened.wanted or 'type to search'}")] if opened.question.picks else rows
 
     def _list_status_rows(self) -> list[str]:
         text = self._fit(self.state.status(self.width))
@@ -463,6 +486,7 @@ class Screen:
         keys.add("enter", filter=choosing)(self._choose_answer)
         keys.add("up", filter=choosing)(self._move_selection)
         keys.add("down", filter=choosing)(self._move_selection)
+        keys.add("backspace", filter=choosing)(self._choose_answer)
         keys.add(Keys.Any, filter=choosing)(self._choose_answer)
         queued = Condition(lambda: bool(self.state.queued))
         keys.add("up", filter=typing & empty & queued)(self._take_back)
@@ -512,14 +536,19 @@ class Screen:
             return
         keys = [choice.key for choice in self._open.question.choices]
         if event.key_sequence[0].key == Keys.Enter:
-            self._choose(self._open.selected)
+            if self._open.choices:
+                self._choose(self._open.selected)
+        elif self._open.question.picks:
+            is_back = event.key_sequence[0].key == Keys.Backspace
+            self._open.wanted = self._open.wanted[:-1] if is_back else self._open.wanted + event.data
+            self._open.selected = 0
         elif event.data.lower() in keys:
             self._choose(keys.index(event.data.lower()))
 
     def _move_selection(self, event: KeyPressEvent) -> None:
         if self._open is not None:
             step = -1 if event.key_sequence[0].key == Keys.Up else 1
-            self._open.selected = (self._open.selected + step) % len(self._open.question.choices)
+            self._open.selected = (self._open.selected + step) % max(1, len(self._open.choices))
 
     def _interrupt(self, _: KeyPressEvent) -> None:
         if self._open is None and self._draft.text:

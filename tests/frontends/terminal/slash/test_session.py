@@ -10,7 +10,7 @@ import pytest
 from tests.support.model_server import Reply, calls, says
 from tests.support.scripts import run
 from tests.support.slash import WIDE, wait_for_answer
-from tests.support.terminal import ENTER, TerminalSetup, open_setup
+from tests.support.terminal import CTRL_C, ENTER, ESCAPE, TerminalSetup, open_setup
 
 from induscode.conversations.transcript import conversations_dir
 
@@ -239,8 +239,12 @@ def test_an_earlier_conversation_is_listed_and_opened(setup: TerminalSetup) -> N
         assert terminal.leave() == 0
     with setup.open(script=(says("on we go"),), columns=WIDE) as terminal:
         terminal.wait_for_prompt()
-        wait_for_answer(terminal, "/resume", "the first question")
-        wait_for_answer(terminal, "/resume 1", "continuing conversation")
+        wait_for_answer(terminal, "/resume --json", '"title":"the first question"')
+        wait_for_answer(terminal, "/resume", "the first question  2 messages")
+        terminal.type("nothing")
+        terminal.wait_for(lambda: "the first question  2" not in terminal.text)
+        terminal.type("\x7f" * 7 + f"FIRST{ENTER}")
+        terminal.wait_for("continuing conversation")
         terminal.wait_for("> the first question\nthe first answer")
         say(terminal, "go on", "on we go")
         assert "the first answer" in setup.requested()
@@ -305,8 +309,11 @@ def test_a_rewind_lists_previews_asks_and_reports(setup: TerminalSetup) -> None:
     with setup.open("--approval", "all", script=script, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         say(terminal, "write a file", "written")
-        wait_for_answer(terminal, "/rewind", "write a file")
-        choose(terminal, "/rewind 1", "new.txt: is removed", "n")
+        terminal.type(f"{ESCAPE}{ESCAPE}")
+        terminal.wait_for("write a file  +1 −0 in 1 file")  # noqa: RUF001 — a minus
+        terminal.type(ENTER)
+        terminal.wait_for("new.txt: is removed")
+        terminal.type("n")
         terminal.wait_for("nothing was changed")
         assert (setup.cwd / "new.txt").exists()
         terminal.enter("/rewind 1 both")
@@ -314,6 +321,8 @@ def test_a_rewind_lists_previews_asks_and_reports(setup: TerminalSetup) -> None:
         terminal.type("y")
         terminal.wait_for("1 path restored; 4 messages hidden from the conversation")
         assert not (setup.cwd / "new.txt").exists()
+        terminal.wait_for("\n> write a file\nopenai:scripted")
+        terminal.type(CTRL_C)
         say(terminal, "something else", "again")
         assert "write a file" not in setup.requested()
         assert terminal.leave() == 0

@@ -45,6 +45,10 @@ class SlashScreen(Protocol):
         """Ask a question and wait for the answer."""
         ...
 
+    def offer_draft(self, text: str) -> None:
+        """Put a text into the input line if it's empty. An editor's stays as it is."""
+        ...
+
 
 class SlashHost(Protocol):
     """The session as slash commands see it."""
@@ -102,6 +106,13 @@ async def confirm(host: SlashHost, title: str, lines: Sequence[str] = (), defaul
     facts = tuple(map(escape_unseen, lines))
     reply = await host.screen.ask(Question(title=escape_unseen(title), lines=facts, choices=choices, default=default))
     return reply.key == "y"
+
+
+async def pick(host: SlashHost, title: str, rows: Sequence[str]) -> int | None:
+    """Have the user pick a row, and return its index."""
+    choices = tuple(Choice(key=str(index), label=escape_unseen(row)) for index, row in enumerate(rows))
+    reply = await host.screen.ask(Question(title=title, choices=choices, picks=True))
+    return int(reply.key) if reply.key else None
 
 
 def split_words(rest: str) -> list[str]:

@@ -14,10 +14,10 @@ from anyio import to_thread
 from indusagi.capabilities.jobs import Job, list_jobs
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import is_ulid
-from indusagi.core.json import JsonObject, estimate_tokens
+from indusagi.core.json import JsonObject, compact_json, estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from indusagi.core.time import now_ms
+from indusagi.core.time import iso_utc, now_ms
 from induscode.cli.dialog import Choice, Question
 from induscode.cli.terminal import escape_unprintable, format_age
 from induscode.conversations.agents.sub_session import DelegatedTask, find_objective
@@ -36,7 +36,7 @@ from induscode.conversations.transcript import (
 )
 from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.render import format_tokens
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm, pick
 from induscode.frontends.terminal.slash.mcp import MCP
 from induscode.frontends.terminal.slash.prompts import MEMORY, list_prompt_commands, load_custom_commands
 from induscode.frontends.terminal.slash.tools import ADDONS, PERMISSIONS, TOOLS
@@ -44,6 +44,7 @@ from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
     from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindScope
+    from induscode.deck.stores import FileCheckpoints
 
 _SCOPES = ("files", "talk", "both")
 _USAGE = "write /rewind, or /rewind N with files, talk or both"
@@ -59,16 +60,19 @@ async def _rewind(host: SlashHost, rest: str) -> None:
     conversation = host.conversation
     transcript, checkpoints = conversation.transcript, conversation.resources.checkpoints
     points = await to_thread.run_sync(list_rewind_points, transcript, checkpoints)
-    if not words:
+    if words:
+        point = next((point for point in points if point.number == int(words[0])), None)
+        if point is None:
+            raise SlashError(f"there is no point {words[0]}: /rewind lists them")
+    else:
         if not points:
             raise SlashError("the conversation has no prompts yet")
-        rows = [(str(point.number), point.at[11:19], str(len(point.files)), point.title) for point in points[-_LISTED:]]
-        host.print_table(("N", "TIME", "FILES", "BEFORE"), rows)
-        host.screen.show("/rewind N returns to the state before that prompt")
-        return
-    point = next((point for point in points if point.number == int(words[0])), None)
-    if point is None:
-        raise SlashError(f"there is no point {words[0]}: /rewind lists them")
+        newest = points[: -_LISTED - 1 : -1]
+        rows = await to_thread.run_sync(lambda: [_describe_point(point, checkpoints) for point in newest])
+        chosen = await pick(host, "Go back to the state before", rows)
+        if chosen is None:
+            return
+        point = newest[chosen]
     fs = conversation.session.native.context.fs
     preview = await preview_rewind(point, scope, transcript, checkpoints, fs)
     insist = await _ask(host, point, preview, scope)
@@ -78,11 +82,21 @@ async def _rewind(host: SlashHost, rest: str) -> None:
     result = await rewind(point, scope, transcript, checkpoints, fs, insist=insist)
     if scope != "files":
         await conversation.restore_state()
+        host.screen.offer_draft(point.prompt)
     parts = [] if result.files is None else [f"{format_count(len(result.files.done), 'path')} restored"]
     parts += [describe_messages(result.messages)] if result.messages else []
     host.screen.show(f"{'; '.join(parts) or 'nothing changed'}. Undo: /rewind, last entry")
     for path, reason in () if result.files is None else result.files.left:
         host.screen.show(f"{_shorten(host, path)} stays as it is: {reason}")
+
+
+def _describe_point(point: RewindPoint, checkpoints: FileCheckpoints) -> str:
+    """Describe a point in one row: number, time, first words, changes. Blocks."""
+    row = f"{point.number}  {point.at[11:16]}  {point.title}"
+    if not point.files:
+        return row
+    added, removed = checkpoints.count_lines(point.node)
+    return f"{row}  +{added} −{removed} in {format_count(len(point.files), 'file')}"  # noqa: RUF001 — a minus
 
 
 async def _ask(host: SlashHost, point: RewindPoint, preview: RewindPreview, scope: RewindScope) -> Sequence[str] | None:
@@ -119,8 +133,8 @@ def _shorten(host: SlashHost, path: str) -> str:
 
 
 _KEYS = (
-    "Esc stops the turn, Ctrl-C too (twice: leave), Shift-Tab switches plan mode, @ completes a file, "
-    "Alt-Enter or \\ at the end begins a new line"
+    "Esc stops the turn (twice without one: /rewind), Ctrl-C too (twice: leave), Shift-Tab switches plan mode, "
+    "@ completes a file, Alt-Enter or \\ at the end begins a new line"
 )
 
 
@@ -209,20 +223,27 @@ _MAX_SEARCHED = 200
 
 async def _resume(host: SlashHost, rest: str) -> None:
     cwd, present = host.conversation.invocation.cwd, host.conversation.transcript.id
-    limit = _MAX_SEARCHED if rest and not rest.isdigit() else _LISTED
+    limit = _LISTED if rest.isdigit() else _MAX_SEARCHED
     summaries = await to_thread.run_sync(partial(list_conversations, cwd, limit=limit, without=present))
+    if rest == "--json":
+        for summary in summaries:
+            facts = {"id": summary.id, "title": summary.title, "messages": summary.messages}
+            host.screen.show(compact_json({**facts, "modified": iso_utc(summary.modified_ms)}))
+        return
     if not rest:
         if not summaries:
             host.screen.show("there is no other conversation in this directory")
             return
         rows = [
-            (str(number), format_age(summary.modified_ms, now_ms()), str(summary.messages), summary.id, summary.title)
-            for number, summary in enumerate(summaries, 1)
+            f"{format_age(summary.modified_ms, now_ms()):>9}  {summary.title}  "
+            f"{format_count(summary.messages, 'message')}"
+            for summary in summaries
         ]
-        host.print_table(("N", "AGE", "MESSAGES", "ID", "FIRST PROMPT"), rows)
-        host.screen.show("/resume N opens one")
-        return
-    if rest.isdigit() and not is_ulid(rest):
+        chosen = await pick(host, "Continue which conversation?", rows)
+        if chosen is None:
+            return
+        name = summaries[chosen].id
+    elif rest.isdigit() and not is_ulid(rest):
         if not 1 <= int(rest) <= len(summaries):
             raise SlashError(f"there is no conversation {rest}: /resume lists them")
         name = summaries[int(rest) - 1].id
@@ -496,9 +517,7 @@ COMMANDS = (
     PERMISSIONS,
     SlashCommand(name="plan", usage="[on|off]", describe="plan mode: only read-only tools run", run=_set_plan_mode),
     SlashCommand(name="quit", describe="leave the session", run=_leave),
-    SlashCommand(
-        name="resume", usage="[N|ID]", describe="list the conversations of this directory, or open one", run=_resume
-    ),
+    SlashCommand(name="resume", usage="[N|ID|--json]", describe="pick a conversation of this directory", run=_resume),
     SlashCommand(
         name="rewind",
         usage="[N] [files|talk|both]",
