@@ -330,6 +330,7 @@ def _private_home(_empty_home: Callable[[], Path], monkeypatch: pytest.MonkeyPat
     for name in _VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.null.Keyring")
+    monkeypatch.setattr(secrets, "_known", ())
     return home
 
 

@@ -158,11 +158,12 @@ def create_private_file(path: str) -> int:
 
 
 def read_small_file(
-    path: str | os.PathLike[str], limit: int, *, follow: bool = True, dir_fd: int | None = None
+    path: str | os.PathLike[str], limit: int, *, follow: bool = True, dir_fd: int | None = None, private: bool = False
 ) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
-    Raises `OSError` if it can't be read, is larger, or is a pipe, a directory or a device.
+    Raises `OSError` if it can't be read, is larger, or is a pipe, a directory or a device. With `private`, also if it
+    isn't the user's, or others may read or change it.
     """
     # O_NONBLOCK keeps the open of a pipe from waiting for a writer (fifo(7)).
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -174,6 +175,10 @@ def read_small_file(
         if status.st_size > limit:
             message = f"it has {status.st_size:,} bytes, and at most {limit:,} are read"
             raise OSError(errno.EFBIG, message, path)
+        mode = stat.S_IMODE(status.st_mode)
+        if private and (mode & 0o177 or status.st_uid != os.geteuid()):
+            message = f"it has the mode {mode:04o}: chmod 600" if mode & 0o177 else "it belongs to another user"
+            raise PermissionError(errno.EPERM, message, path)
         chunks: list[bytes] = []
         left = limit
         while left and (chunk := os.read(handle, min(left, 1024 * 1024))):

@@ -16,6 +16,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   └── BackendFault       a handle of the host that cannot be used
 ├── AuthFault              a sign-in that failed
 │   └── SignInRequired     only the user can continue
+├── SecretFault            a secret that cannot be read or stored
 ├── ConnectorFault         a connector that cannot be added, read or used
 │   └── DocumentFault      an OpenAPI document that cannot be used
 ├── ClusterFault           something that goes wrong between a node and its cluster

@@ -2,18 +2,108 @@
 
 The file tools refuse the paths, and sandboxed commands do not see them. We know a path by its name in the home or
 configuration directory, or because an environment variable names it.
+
+A `SecretText` holds references to secrets instead of their values. Values read for one are hidden from then on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from urllib.parse import quote, quote_plus
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
+
+# -- references -------------------------------------------------------------------------------
+
+
+SecretKind: TypeAlias = Literal["keyring", "file", "cmd"]
+REFERENCE = r"\$\{(?:keyring|file|cmd):(?![-=?+]|\d+(?::-?\d+)?\})[^}]*\}"
+"""A reference to a secret: `${keyring:NAME}`, `${file:PATH}`, `${cmd:COMMAND}`; but not a shell's `${file:-default}` or
+`${cmd:0:3}`."""
+
+
+class SecretReference(NamedTuple):
+    """A secret that's read when it's used."""
+
+    kind: SecretKind
+    name: str
+    """The name in the store, the path, or the command."""
+    folder: str = ""
+    """The directory that a relative path starts at."""
+
+    @property
+    def written(self) -> str:
+        """The reference as written."""
+        return f"${{{self.kind}:{self.name}}}"
+
+
+class SecretText(str):
+    """A text with references to secrets. As a string, it's the text as written.
+
+    A copy made by a method of `str` has lost its references: it's sent as written, without a secret.
+    """
+
+    __slots__ = ("parts",)
+    parts: tuple[str | SecretReference, ...]
+
+    def __new__(cls, parts: Iterable[str | SecretReference]) -> SecretText:
+        """Join literal texts and references."""
+        kept = tuple(parts)
+        self = super().__new__(cls, "".join(part if isinstance(part, str) else part.written for part in kept))
+        self.parts = kept
+        return self
+
+    def __reduce__(self) -> tuple[type[SecretText], tuple[tuple[str | SecretReference, ...]]]:
+        return SecretText, (self.parts,)
+
+    @property
+    def references(self) -> Iterator[SecretReference]:
+        """Its references, in order."""
+        return (part for part in self.parts if isinstance(part, SecretReference))
+
+
+def parse_secret_text(text: str, folder: str = "") -> str:
+    """Return a text as a `SecretText` if it has references, or unchanged."""
+    parts = [parse_secret(part, folder) or part for part in re.split(f"({REFERENCE})", text)]
+    return SecretText(parts) if len(parts) > 1 else text
+
+
+def parse_secret(written: str, folder: str = "") -> SecretReference | None:
+    """Parse a text that is one reference to a secret, or return `None`."""
+    if re.fullmatch(REFERENCE, written) is None:
+        return None
+    kind, _, name = written[2:-1].partition(":")
+    return SecretReference(cast("SecretKind", kind), name, folder)
+
+
+def find_literal_host(url: str) -> str | None:
+    """Return the host and port of a URL as written, or `None` if a reference to a secret may change it."""
+    parts = url.parts if isinstance(url, SecretText) else (url,)
+    marked = "".join(part if isinstance(part, str) else "\0" for part in parts)
+    scheme, mark, rest = marked.partition("://")
+    host = re.split(r"[/?#\\]", rest, maxsplit=1)[0].rpartition("@")[2]
+    return host if mark and host and "\0" not in scheme + host else None
+
+
+def find_references(value: object) -> Iterator[SecretReference]:
+    """Yield the references in a text, or in the texts of a collection."""
+    if isinstance(value, SecretText):
+        yield from value.references
+    elif isinstance(value, Mapping):
+        yield from find_references([*cast("Mapping[Any, Any]", value).values()])
+    elif isinstance(value, list | tuple):
+        for member in cast("Iterable[object]", value):
+            yield from find_references(member)
+
+
+# -- names ------------------------------------------------------------------------------------
+
 
 _WORDS = frozenset(
     (
@@ -86,6 +176,11 @@ def is_provider_key(name: str) -> bool:
 
 REDACTED = "…"
 """Replaces a secret."""
+_MIN_KNOWN_CHARS = 4
+"""Shorter values occur in any text by chance, and can be guessed."""
+_MIN_LINE_CHARS = 16
+_known: tuple[str, ...] = ()
+"""The values behind references in the forms a text may quote them in, longest first."""
 
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     # The password in a URL, or its user if that's the token: `https://ghp_…@host`.
@@ -164,8 +259,34 @@ def hide_in_json(value: JsonValue, hide: Callable[[str], str]) -> JsonValue:
     return value
 
 
+def hide_value(value: str) -> None:
+    """Have `hide_secrets` replace a value from now on, also encoded as JSON or in a URL, and its long lines alone."""
+    global _known
+    lines = [line for line in value.splitlines() if len(line) >= _MIN_LINE_CHARS]
+    forms = {
+        form
+        for text in (value, value.strip(), *lines)
+        if len(text) >= _MIN_KNOWN_CHARS
+        for form in (
+            text,
+            json.dumps(text)[1:-1],
+            json.dumps(text, ensure_ascii=False)[1:-1],
+            quote(text, safe=""),
+            quote_plus(text),
+        )
+    }
+    _known = tuple(sorted({*_known, *forms}, key=len, reverse=True))
+
+
+def quotes_value(text: str) -> bool:
+    """Return whether a text contains the value behind a reference."""
+    return any(form in text for form in _known)
+
+
 def hide_secrets(text: str) -> str:
-    """Replace secrets of known shapes; the text around them stays readable."""
+    """Replace the values behind references, and secrets of known shapes; the text around them stays readable."""
+    for form in _known:
+        text = text.replace(form, REDACTED)
     for needles, pattern in _SHAPES:
         if any(needle in text for needle in needles):
             text = re.sub(pattern, REDACTED, text)

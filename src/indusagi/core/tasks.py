@@ -9,9 +9,11 @@ a resource. A cancelled caller disturbs neither that task nor other callers, and
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from typing import Generic, ParamSpec, TypeVar
 
 import anyio
@@ -132,6 +134,35 @@ async def run_shielded(
             await undo(task.result())
         raise
     return task.result()
+
+
+async def run_in_daemon_thread(name: str, function: Callable[..., T], *arguments: object) -> T:
+    """Run a blocking function that may never return: neither a cancelled caller nor our exit waits for it.
+
+    Not an anyio worker: the interpreter would wait for an abandoned one before exiting.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[list[T], BaseException | None]] = loop.create_future()
+
+    def deliver(values: list[T], failure: BaseException | None) -> None:
+        if not done.done():
+            done.set_result((values, failure))
+
+    def work() -> None:
+        values, failure = list[T](), None
+        try:
+            values.append(context.run(function, *arguments))
+        except BaseException as exc:  # noqa: BLE001 — boundary: raised again in the waiting task
+            failure = exc
+        with suppress(RuntimeError):  # the loop is closed: the wait ended at its deadline
+            loop.call_soon_threadsafe(deliver, values, failure)
+
+    context = copy_context()
+    threading.Thread(target=work, name=name, daemon=True).start()
+    values, failure = await done
+    if failure is not None:
+        raise failure
+    return values[0]
 
 
 async def _join(task: asyncio.Future[T], within_s: float | None = None) -> None:

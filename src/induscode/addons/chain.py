@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextvars import copy_context
 from dataclasses import replace
 from typing import cast
 
@@ -24,6 +22,7 @@ from indusagi.capabilities.registry import prepare_arguments, run_tool
 from indusagi.core.faults import CoreError, Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.tasks import run_in_daemon_thread
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_check, waiting_for_user
@@ -260,7 +259,7 @@ async def call_hook(function: Callable[..., object], *arguments: object, deadlin
         with anyio.move_on_after(deadline_s):
             if inspect.iscoroutinefunction(function):
                 return await function(*arguments)
-            value = await _call_in_thread(function, arguments)
+            value = await run_in_daemon_thread("hook of an addon", function, *arguments)
             return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
     except asyncio.CancelledError as exc:
         task = asyncio.current_task()
@@ -278,32 +277,3 @@ def describe_failure(exc: BaseException) -> str:
     if not isinstance(exc, CoreError) and not text.startswith(type(exc).__name__):
         text = f"{type(exc).__name__}: {text}"
     return cut_text(" ".join(clean_text(text)[0].split()), _MAX_REASON_CHARS)
-
-
-async def _call_in_thread(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
-    # Not an anyio worker: the interpreter would wait for an abandoned one before exiting.
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
-
-    def deliver(value: object, failure: BaseException | None) -> None:
-        if not done.done():
-            done.set_result((value, failure))
-
-    def work() -> None:
-        value: object = None
-        failure: BaseException | None = None
-        try:
-            value = context.run(function, *arguments)
-        except BaseException as exc:  # noqa: BLE001 — boundary: raised again in the waiting task
-            failure = exc
-        try:
-            loop.call_soon_threadsafe(deliver, value, failure)
-        except RuntimeError:
-            pass  # the loop is closed: the wait ended at its deadline
-
-    context = copy_context()
-    threading.Thread(target=work, name="hook of an addon", daemon=True).start()
-    value, failure = await done
-    if failure is not None:
-        raise failure
-    return value

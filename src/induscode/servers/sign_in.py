@@ -24,7 +24,8 @@ from indusagi.interop.auth.callback import CALLBACK_PATH, SIGN_IN_WAIT_S, listen
 from indusagi.interop.auth.contract import AuthFault, ServerAuth
 from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles, StoredRow
-from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from indusagi.interop.protocol_bridge.client.start import reveal_config
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig, StdioServerConfig
 from induscode.cli.dialog import Dialog, Question, Reply
 from induscode.cli.terminal import print_status
 
@@ -225,6 +226,10 @@ async def sign_out_of_server(config: ServerConfig) -> bool | None:
 
 
 async def _open_driver(config: ServerConfig, auth: ServerAuth) -> AuthDriver:
+    try:
+        config = await reveal_config(config)
+    except ProtocolFault as fault:
+        raise AuthFault(fault.message) from fault
     assert not isinstance(config, StdioServerConfig)
 
     def load() -> AuthDriver:

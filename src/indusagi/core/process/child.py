@@ -572,3 +572,22 @@ async def _fork_in_own_thread(
 
     threading.Thread(target=run, name="start a confined process", daemon=True).start()
     return await started
+
+
+async def run_for_output(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str | None, within_s: float, first_bytes: int
+) -> tuple[int | None, bytes]:
+    """Run a command without input and return its exit code and the first bytes of its output. Drops its errors.
+
+    Raises `TimeoutError` if it took longer, and `OSError` or `ValueError` if it can't be started.
+    """
+    output = KeptOutput(first_bytes)
+    child = ChildProcess(output)
+    try:
+        async with asyncio.timeout(within_s):
+            await child.start(argv, env, cwd, with_input=False)
+            await child.output_ended.wait()
+            await child.exited.wait()
+    finally:
+        await child.end(0.5, drain_s=0.5)
+    return child.exit_code, bytes(output.data)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import anyio
 
+from indusagi.core.secrets import find_references
 from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK, Clock
 from indusagi.interop.auth.contract import (
@@ -28,6 +29,7 @@ from indusagi.interop.auth.contract import (
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.metadata import IssuerMetadata, canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.requests import AuthIO, Challenge, HttpReply, find_oauth_challenge, parse_challenges
+from indusagi.interop.auth.secrets import SecretFault, reveal_in_thread
 from indusagi.interop.auth.token_endpoint import ProofKey, exchange_subject
 from indusagi.net.address import PRIVATE_KINDS, FetchError, HttpPolicy, classify_address
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
@@ -100,7 +102,7 @@ class AuthDriver(AuthIO):
         stored = await self.load()
         request = SignInRequest(
             server_url=self.server_url,
-            settings=await _read_assertion(self.auth.settings),
+            settings=await self._read_settings(),
             clock=self.clock,
             challenge=challenge,
             previous_issuer="" if stored is None else stored.key.issuer,
@@ -135,7 +137,7 @@ class AuthDriver(AuthIO):
         if key is None and current.dpop_key is not None:
             key = ProofKey(current.dpop_key)
         try:
-            return await refresh(self, current, tokens, self.auth.settings, self.clock, key)
+            return await refresh(self, current, tokens, await self._read_settings(), self.clock, key)
         except AuthFault as fault:
             is_gone = fault.error == "invalid_client" and current.registration.source == "dynamic"
             if fault.is_transient or (fault.error != "invalid_grant" and not is_gone):
@@ -160,7 +162,7 @@ class AuthDriver(AuthIO):
 
         Raises `AuthFault` if the issuer refused, or couldn't be reached.
         """
-        client = build_token_client(self, stored, self.auth.settings, self.clock, None)
+        client = build_token_client(self, stored, await self._read_settings(), self.clock, None)
         return (await exchange_subject(client, subject, stored.endpoints.indicator)).tokens
 
     async def sign_out(self) -> bool:
@@ -170,7 +172,7 @@ class AuthDriver(AuthIO):
             if (stored.key.resource, stored.key.client) == (self.resource, client):
                 if stored.tokens is not None:
                     try:
-                        confirmed = await revoke(self, stored, self.auth.settings, self.clock) and confirmed
+                        confirmed = await revoke(self, stored, await self._read_settings(), self.clock) and confirmed
                     except AuthFault:
                         confirmed = False
                 await self.auth.store.delete(stored.key)
@@ -223,6 +225,26 @@ class AuthDriver(AuthIO):
             return HttpReply(response.status)
         return HttpReply(response.status, response.headers, response.body)
 
+    async def _read_settings(self) -> AuthSettings:
+        """Return the settings with the secrets that they refer to, for one request; raises `AuthFault` without one."""
+        settings, provider = self.auth.settings, self.auth.settings.identity_provider
+        try:
+            if any(find_references([settings.client_secret, settings.private_key, settings.assertion])):
+                settings = await reveal_in_thread(settings, "client_secret", "private_key", "assertion")
+            if provider is not None and any(find_references([provider.client_secret, provider.id_token])):
+                provider = await reveal_in_thread(provider, "client_secret", "id_token")
+                settings = replace(settings, identity_provider=provider)
+        except SecretFault as exc:
+            raise AuthFault(f"{self.resource}: {exc}", is_transient=True) from exc
+        if not settings.assertion_file:
+            return settings
+        try:
+            text = await anyio.Path(settings.assertion_file).read_text("ascii")
+        except (OSError, UnicodeError) as exc:
+            message = f"{settings.assertion_file}: the assertion cannot be read: {exc}"
+            raise AuthFault(message, is_transient=True) from exc
+        return replace(settings, assertion=text.strip())
+
     async def _may_be_private(self, host: str) -> bool:
         settings = self.auth.settings
         provider = settings.identity_provider
@@ -243,13 +265,3 @@ async def _is_private(url: str) -> bool:
     except (OSError, UnicodeError, TimeoutError):
         return False
     return any(classify_address(address) in PRIVATE_KINDS for address in addresses)
-
-
-async def _read_assertion(settings: AuthSettings) -> AuthSettings:
-    if not settings.assertion_file:
-        return settings
-    try:
-        text = await anyio.Path(settings.assertion_file).read_text("ascii")
-    except (OSError, UnicodeError) as exc:
-        raise AuthFault(f"{settings.assertion_file}: the assertion cannot be read: {exc}", is_transient=True) from exc
-    return replace(settings, assertion=text.strip())

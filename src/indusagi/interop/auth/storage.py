@@ -1,8 +1,8 @@
-"""Credential store of the current user: one private file per sign-in, its secret in the best available vault.
+"""Stores of the current user: one private file per sign-in or named secret, its value in the best available vault.
 
-Files live in `…/indus/credentials/`, mode 0600 in 0700, named by a digest of issuer, resource and client. A file is
-replaced with rename(2) once its content is on disk, so readers and killed processes see the old sign-in or the new one.
-The sign-in's lock serialises refreshes across processes, and is released when its process ends.
+Files live in `…/indus/credentials/` and `…/indus/secrets/`, mode 0600 in 0700, named by a digest. A file is replaced
+with rename(2) once its content is on disk, so readers and killed processes see the old value or the new one. A
+sign-in's lock serialises refreshes across processes, and is released when its process ends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import json
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from dataclasses import field
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast, get_args
 
 import anyio
 from anyio import to_thread
@@ -26,7 +27,7 @@ from anyio import to_thread
 from indusagi.capabilities.files.atomic_write import file_lock
 from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_file, state_dir
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.json import JsonValue, compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, StoredCredentials, parse_credentials
@@ -113,6 +114,23 @@ class KeyringVault:
         """Name of the backend."""
         return str(self._backend.name)
 
+    def is_locked(self) -> bool:
+        """Return whether the user has to unlock it first. Only a Secret Service says so."""
+        backends = getattr(self._backend, "backends", None) or (self._backend,)
+        if not any(type(one).__module__ == "keyring.backends.SecretService" for one in backends):
+            return False
+
+        def ask() -> bool:
+            import secretstorage  # noqa: PLC0415 — the backend has loaded it
+
+            with closing(secretstorage.dbus_init()) as connection:
+                return secretstorage.Collection(connection).is_locked()
+
+        try:
+            return self._call(ask)
+        except AuthFault:  # it has no collection yet, or isn't there any more
+            return False
+
     def put(self, owner: str, secret: str) -> str:
         """Store the secret in the keyring and return an empty text."""
         self._call(lambda: self._backend.set_password(KEYRING_SERVICE, owner, secret))
@@ -192,23 +210,18 @@ LOCK_WAIT_S: Final = 90.0
 
 
 @record(kw_only=True)
-class StoredRow:
-    """One file of the store."""
+class VaultRow:
+    """One file of a store."""
 
-    key: CredentialKey
+    facts: JsonObject
+    """Everything in it that's no secret."""
+    owner: str
+    """Name of the secret in its vault."""
     path: str
     vault: VaultKind
     saved_ms: int
-    secret: str
+    secret: str = field(repr=False)
     """Text for the vault: empty, sealed or plain."""
-
-    def __repr__(self) -> str:
-        return f"StoredRow({self.key!r}, {self.vault})"
-
-    @property
-    def owner(self) -> str:
-        """Name of the secret in its vault: the server for readers, and the key for the store."""
-        return f"{self.key.resource} {_digest(self.key)}"
 
     @property
     def place(self) -> str:
@@ -218,14 +231,19 @@ class StoredRow:
         ]
 
 
-class CredentialFiles:
-    """The `CredentialStore` of the current user.
+class VaultFiles:
+    """Secrets of the current user in one directory: a private file for each. The methods block.
 
     Args:
-        folder: Folder of the files; by default in the state directory.
+        folder: Directory of the files; by default in the state directory.
         environ: Environment to look for the sealing key in.
         find_keyring: Finds the keyring; called until it does.
     """
+
+    folder_name: ClassVar[str]
+    """Name of the default directory."""
+    items: ClassVar[str]
+    """What the store holds, for messages."""
 
     def __init__(
         self,
@@ -235,13 +253,146 @@ class CredentialFiles:
         find_keyring: Callable[[], KeyringVault | None] = find_keyring,
     ) -> None:
         self.notes: list[Note] = []
-        """Why sign-ins are stored in a worse place than the keyring, once per reason."""
-        self.skips_unreadable = False
-        """Whether to treat an unreadable sign-in as absent, while the user signs in again."""
+        """Why secrets are stored in a worse place than the keyring, once per reason."""
         self._folder = folder
         self._environ = os.environ if environ is None else environ
         self._find_keyring = find_keyring
         self._keyring: KeyringVault | None = None
+
+    def name_owner(self, facts: JsonObject) -> str | None:
+        """Return the name that a secret with these facts has in its vault, or `None` if they're damaged."""
+        raise NotImplementedError
+
+    def read_files(self) -> Sequence[VaultRow]:
+        """Read all files of the store without opening secrets, skipping damaged ones."""
+        try:
+            paths = sorted(glob.glob(os.path.join(glob.escape(self.find_folder()), "*.json")))
+        except OSError:
+            return ()
+        return tuple(row for path in paths if (row := self.read_file(path)) is not None)
+
+    def read_file(self, path: str) -> VaultRow | None:
+        """Read one file without opening its secret, or return `None` if it's missing or damaged."""
+        try:
+            document = cast("JsonValue", json.loads(read_small_file(path, _MAX_FILE_BYTES, follow=False)))
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not is_json_object(document) or document.pop("version", None) != _VERSION:
+            return None
+        vault, secret, saved_ms = (document.pop(key, None) for key in ("vault", "secret", "saved_ms"))
+        owner = self.name_owner(document)
+        if owner is None or not isinstance(secret, str) or not isinstance(saved_ms, int):
+            return None
+        if vault not in get_args(VaultKind):
+            return None
+        kind = cast("VaultKind", vault)
+        return VaultRow(facts=document, owner=owner, path=path, vault=kind, saved_ms=saved_ms, secret=secret)
+
+    def write_file(self, path: str, facts: JsonObject, secret: str, *, keyring: bool = True) -> VaultKind:
+        """Store a secret atomically and durably, and return its vault; `OSError` if its file can't be written.
+
+        Without `keyring`, only in the file.
+        """
+        # No other process writes under this lock, so any temporary files come from killed processes.
+        with locked_directory(make_private_dir(os.path.dirname(path))):
+            for left_over in glob.glob(f"{glob.escape(path)}.*.tmp"):
+                os.unlink(left_over)
+            former, owner = self.read_file(path), self.name_owner(facts) or ""
+            vault, text = self._put(owner, secret, keyring=keyring)
+            document = {"version": _VERSION, **facts, "saved_ms": now_ms(), "vault": vault, "secret": text}
+            replace_file(path, compact_json(document).encode("utf-8"))
+            _sync_directory(os.path.dirname(path))
+            if former is not None and former.vault == "keyring" and vault != "keyring":
+                with suppress(AuthFault):  # the file replaces it, and it may be locked
+                    self._require_keyring().remove(former.owner)
+        return vault
+
+    def remove_file(self, path: str) -> bool:
+        """Remove a secret, then its file; return whether it existed. Raises `OSError` if the file can't be removed."""
+        row = self.read_file(path)
+        if row is not None and row.vault == "keyring":
+            self._require_keyring().remove(row.owner)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read_secret(self, row: VaultRow) -> str | None:
+        """Read a row's secret from its vault; raises `AuthFault` if that isn't available here."""
+        if row.vault == "keyring":
+            return self._require_keyring().get(row.owner, row.secret)
+        if row.vault == "plain":
+            return row.secret
+        if self._sealed is None:
+            raise AuthFault(f"{row.path} is sealed: set {KEY_VARIABLE} to the key")
+        return self._sealed.get(row.owner, row.secret)
+
+    def _put(self, owner: str, secret: str, *, keyring: bool) -> tuple[VaultKind, str]:
+        """Put a secret into the first vault that takes it."""
+        found = self.get_keyring() if keyring else None
+        reason = "no keyring of the operating system can be used (pip install 'indus-deck[keyring]')"
+        if found is not None:
+            try:
+                return "keyring", found.put(owner, secret)
+            except AuthFault as exc:
+                reason = str(exc)
+        if self._sealed is not None:
+            return "sealed", self._sealed.put(owner, secret)
+        note = Note(self.items, f"stored as plain text that only you can read; {reason}", f"or set {KEY_VARIABLE}")
+        if note not in self.notes:
+            self.notes.append(note)
+        return "plain", secret
+
+    def _require_keyring(self) -> KeyringVault:
+        keyring = self.get_keyring()
+        if keyring is None:
+            raise AuthFault("it is in a keyring, and this process has none: pip install 'indus-deck[keyring]'")
+        return keyring
+
+    def get_keyring(self) -> KeyringVault | None:
+        """Return the keyring, if there is one now."""
+        if self._keyring is None:
+            self._keyring = self._find_keyring()  # a session may unlock it or start its service later
+        return self._keyring
+
+    @cached_property
+    def _sealed(self) -> SealedVault | None:
+        return find_sealing_key(self._environ)
+
+    def find_folder(self) -> str:
+        """Return the directory of the files; `OSError` if there's no home directory."""
+        return os.path.abspath(self._folder or os.path.join(state_dir(), self.folder_name))
+
+
+# -- sign-ins --------------------------------------------------------------------------------------
+
+
+@record
+class StoredRow:
+    """The file of one sign-in."""
+
+    key: CredentialKey
+    file: VaultRow = field(repr=False)
+
+    @property
+    def saved_ms(self) -> int:
+        """When it was saved."""
+        return self.file.saved_ms
+
+    @property
+    def place(self) -> str:
+        """Where its tokens are, for display."""
+        return self.file.place
+
+
+class CredentialFiles(VaultFiles):
+    """The `CredentialStore` of the current user."""
+
+    folder_name = "credentials"
+    items = "sign-ins"
+    skips_unreadable = False
+    """Whether to treat an unreadable sign-in as absent, while the user signs in again."""
 
     # -- CredentialStore --------------------------------------------------------------------
 
@@ -258,8 +409,8 @@ class CredentialFiles:
         """Return the sign-in with exactly this key."""
 
         def read() -> StoredCredentials | None:
-            row = _read_row(self._path(key))
-            return None if row is None or row.key != key else self._open(row)
+            file = self.read_file(self._path(key))
+            return None if file is None or _parse_key(file.facts) != key else self._open(StoredRow(key, file))
 
         return await to_thread.run_sync(read)
 
@@ -300,64 +451,29 @@ class CredentialFiles:
 
     def read_rows(self) -> Sequence[StoredRow]:
         """Read all files of the store without opening secrets, skipping damaged ones."""
-        try:
-            paths = sorted(glob.glob(os.path.join(glob.escape(self._find_folder()), "*.json")))
-        except OSError:
-            return ()
-        return tuple(row for path in paths if (row := _read_row(path)) is not None)
+        return tuple(StoredRow(key, file) for file in self.read_files() if (key := _parse_key(file.facts)) is not None)
+
+    def name_owner(self, facts: JsonObject) -> str | None:
+        """Return the server for readers, and the key for the store."""
+        key = _parse_key(facts)
+        return None if key is None else f"{key.resource} {_digest(key)}"
 
     def _save(self, credentials: StoredCredentials) -> None:
-        key, secret = credentials.key, compact_json(credentials.to_json())
-        path = self._path(key)
+        key = credentials.key
+        facts: JsonObject = {"issuer": key.issuer, "resource": key.resource, "client": key.client}
         try:
-            # No other process writes under this lock, so any temporary files come from killed processes.
-            with locked_directory(make_private_dir(os.path.dirname(path))):
-                for left_over in glob.glob(f"{glob.escape(path)}.*.tmp"):
-                    os.unlink(left_over)
-                former = _read_row(path)
-                blank = StoredRow(key=key, path=path, vault="plain", saved_ms=now_ms(), secret="")
-                vault, text = self._put(blank.owner, secret)
-                document = {
-                    "version": _VERSION,
-                    "issuer": key.issuer,
-                    "resource": key.resource,
-                    "client": key.client,
-                    "saved_ms": blank.saved_ms,
-                    "vault": vault,
-                    "secret": text,
-                }
-                replace_file(path, compact_json(document).encode("utf-8"))
-                _sync_directory(os.path.dirname(path))
-                if former is not None and former.vault == "keyring" and vault != "keyring":
-                    with suppress(AuthFault):  # the file replaces it, and it may be locked
-                        self._require_keyring().remove(former.owner)
+            self.write_file(self._path(key), facts, compact_json(credentials.to_json()))
         except OSError as exc:
             raise AuthFault(f"the sign-in of {key.resource} cannot be stored: {exc}", is_transient=True) from exc
 
-    def _put(self, owner: str, secret: str) -> tuple[VaultKind, str]:
-        """Put a secret into the first vault that takes it."""
-        keyring = self._get_keyring()
-        reason = "no keyring of the operating system can be used (pip install 'indus-deck[keyring]')"
-        if keyring is not None:
-            try:
-                return "keyring", keyring.put(owner, secret)
-            except AuthFault as exc:
-                reason = str(exc)
-        if self._sealed is not None:
-            return "sealed", self._sealed.put(owner, secret)
-        note = Note("sign-ins", f"stored as plain text that only you can read; {reason}", f"or set {KEY_VARIABLE}")
-        if note not in self.notes:
-            self.notes.append(note)
-        return "plain", secret
-
     def _open(self, row: StoredRow) -> StoredCredentials | None:
         try:
-            secret = self._read_secret(row)
+            secret = self.read_secret(row.file)
         except AuthFault as exc:
             if self.skips_unreadable:
                 return None
             message = f"the sign-in of {row.key.resource} is stored, and cannot be opened: {exc}"
-            raise AuthFault(message, is_transient=row.vault == "keyring") from exc
+            raise AuthFault(message, is_transient=row.file.vault == "keyring") from exc
         try:
             document = cast("JsonValue", json.loads(secret or ""))
         except (ValueError, RecursionError):
@@ -366,48 +482,15 @@ class CredentialFiles:
         # Write access to the file must not be enough to send one server's tokens to another.
         return credentials if credentials is not None and credentials.key == row.key else None
 
-    def _read_secret(self, row: StoredRow) -> str | None:
-        """Read a row's secret from its vault; raises `AuthFault` if that isn't available here."""
-        if row.vault == "keyring":
-            return self._require_keyring().get(row.owner, row.secret)
-        if row.vault == "plain":
-            return row.secret
-        if self._sealed is None:
-            raise AuthFault(f"{row.path} is sealed: set {KEY_VARIABLE} to the key")
-        return self._sealed.get(row.owner, row.secret)
-
-    def _require_keyring(self) -> KeyringVault:
-        keyring = self._get_keyring()
-        if keyring is None:
-            raise AuthFault("it is in a keyring, and this process has none: pip install 'indus-deck[keyring]'")
-        return keyring
-
-    def _get_keyring(self) -> KeyringVault | None:
-        if self._keyring is None:
-            self._keyring = self._find_keyring()  # a session may unlock it or start its service later
-        return self._keyring
-
-    @cached_property
-    def _sealed(self) -> SealedVault | None:
-        return find_sealing_key(self._environ)
-
     def _delete(self, key: CredentialKey) -> None:
-        row = _read_row(self._path(key))
         try:
-            if row is not None and row.vault == "keyring":
-                self._require_keyring().remove(row.owner)
-            os.unlink(self._path(key))
-        except FileNotFoundError:
-            return
+            self.remove_file(self._path(key))
         except OSError as exc:
             raise AuthFault(f"the sign-in of {key.resource} cannot be removed: {exc}") from exc
 
-    def _find_folder(self) -> str:
-        return self._folder or os.path.join(state_dir(), "credentials")
-
     def _path(self, key: CredentialKey) -> str:
         try:
-            return os.path.join(os.path.abspath(self._find_folder()), f"{_digest(key)}.json")
+            return os.path.join(self.find_folder(), f"{_digest(key)}.json")
         except OSError as exc:
             raise AuthFault(f"sign-ins cannot be stored: {exc}") from exc
 
@@ -417,21 +500,9 @@ def _digest(key: CredentialKey) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
 
 
-def _read_row(path: str) -> StoredRow | None:
-    try:
-        document = cast("JsonValue", json.loads(read_small_file(path, _MAX_FILE_BYTES, follow=False)))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not is_json_object(document) or document.get("version") != _VERSION:
-        return None
-    issuer, resource, client = document.get("issuer"), document.get("resource"), document.get("client")
-    vault, secret, saved_ms = document.get("vault"), document.get("secret"), document.get("saved_ms")
-    if not isinstance(issuer, str) or not isinstance(resource, str) or not isinstance(client, str):
-        return None
-    if not isinstance(secret, str) or not isinstance(saved_ms, int) or vault not in get_args(VaultKind):
-        return None
-    key, kind = CredentialKey(issuer, resource, client), cast("VaultKind", vault)
-    return StoredRow(key=key, path=path, vault=kind, saved_ms=saved_ms, secret=secret)
+def _parse_key(facts: JsonObject) -> CredentialKey | None:
+    texts = [text for name in ("issuer", "resource", "client") if isinstance(text := facts.get(name), str)]
+    return CredentialKey(*texts) if len(texts) == 3 else None
 
 
 def _sync_directory(folder: str) -> None:

@@ -43,7 +43,8 @@ FaultKind: TypeAlias = Literal["transport", "protocol", "timeout", "tool_error",
 FAULT_KINDS: tuple[FaultKind, ...] = ("transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed")
 FaultReason: TypeAlias = Literal[
     "auth", "cancelled", "closed", "exited", "frame_too_large", "malformed", "moved", "node_changed", "not_found",
-    "outcome_unknown", "rate_limited", "redirect", "refused", "sign_in", "untrusted", "upstream", "version",
+    "outcome_unknown", "rate_limited", "redirect", "refused", "secret", "sign_in", "untrusted", "upstream",
+    "version",
 ]  # fmt: skip
 """Finer cause of a fault; a closed set."""
 Recovery: TypeAlias = Literal["wait", "reconnect", "user"]
@@ -54,7 +55,7 @@ RECOVERIES: Mapping[FaultReason, Recovery] = {
     "exited": "reconnect",
     "frame_too_large": "reconnect",
     **dict.fromkeys(("auth", "malformed", "not_found", "redirect", "sign_in", "untrusted", "version"), "user"),
-    **dict.fromkeys(("closed", "moved", "node_changed", "outcome_unknown"), "wait"),
+    **dict.fromkeys(("closed", "moved", "node_changed", "outcome_unknown", "secret"), "wait"),
     **dict.fromkeys(("rate_limited", "refused", "upstream"), "wait"),
 }
 """What a failure calls for, for everything that retries: subscriptions, task polls, lists, restarts. An answer from the
@@ -129,6 +130,11 @@ def is_protocol_fault(value: object) -> TypeGuard[ProtocolFault]:
 def needs_sign_in(fault: ProtocolFault | None) -> bool:
     """Return whether a server is down (and its phase idle) because the user has to sign in first."""
     return fault is not None and fault.detail.reason == "sign_in"
+
+
+def waits_for_user(fault: ProtocolFault | None) -> bool:
+    """Return whether a server is down because the user has to sign in, or to provide a secret."""
+    return fault is not None and fault.detail.reason in {"sign_in", "secret"}
 
 
 class EndpointPhase(StrEnum):

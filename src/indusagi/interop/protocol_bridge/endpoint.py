@@ -30,7 +30,7 @@ from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protoco
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, read_instructions, read_items
-from indusagi.interop.protocol_bridge.client.start import PROCESS_HISTORY, StartHistory, StartPolicy
+from indusagi.interop.protocol_bridge.client.start import PROCESS_HISTORY, StartHistory, StartPolicy, reveal_config
 from indusagi.interop.protocol_bridge.client.stdio import StartTimeout, StartWatch, StdioTransport
 from indusagi.interop.protocol_bridge.client.tasks import read_task_support
 from indusagi.interop.protocol_bridge.client.tools import read_tools
@@ -239,9 +239,12 @@ class ServerEndpointImpl:
             seen_up = self._history.was_up(self._config) or self._session_factory is not None
             allowance = self._policy.allow(self._config, seen_up=seen_up)
             watch = self._start_watch = StartWatch(allowance, self._report)
+            config = self._config
+            if self._open_session is open_client_session and self._session_factory is None:
+                config = await reveal_config(config)  # a person may have to unlock it: no time of the start
             async with AsyncExitStack() as stack:
                 async with watch.limit():
-                    opening = self._open_session(self._config, self._handlers, self._session_factory, watch)
+                    opening = self._open_session(config, self._handlers, self._session_factory, watch)
                     session = await stack.enter_async_context(opening)
                 self._history.record_up(self._config)
                 session.on_list_changed, session.on_gap = self._lists.note, self._read_again

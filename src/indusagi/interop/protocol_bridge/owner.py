@@ -30,6 +30,7 @@ from indusagi.interop.protocol_bridge.contract import (
     is_terminal_phase,
     is_usable_phase,
     needs_sign_in,
+    waits_for_user,
 )
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 
@@ -91,7 +92,7 @@ class ServerOwner:
         if self._next_try_at is not None:
             next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
         status = self.endpoint.status()
-        if needs_sign_in(status.fault) and is_terminal_phase(status.phase):
+        if waits_for_user(status.fault) and is_terminal_phase(status.phase):
             status = replace(status, phase=EndpointPhase.IDLE)
         is_starting = status.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
         return replace(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from indusagi.core.secrets import REDACTED, hide_secrets, holds_secret, is_secret_name
+from indusagi.core.secrets import REDACTED, REFERENCE, hide_secrets, holds_secret, is_secret_name, quotes_value
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Redaction:
         """Add the values of more servers."""
         values = set(self._values)
         for name, value in (pair for config in servers for pair in _values(config)):
-            if len(value) < _MIN_CHARS:
+            if len(value) < _MIN_CHARS or re.search(REFERENCE, value):  # a value that's read later is no value yet
                 continue
             values.add(value)
             is_random = len(value) >= _LONG_CHARS and "/" not in value and not any(map(str.isspace, value))
@@ -50,7 +50,7 @@ class Redaction:
 
     def holds_secret(self, text: str) -> bool:
         """Return whether a text contains a secret value."""
-        return any(value in text for value in self._secrets)
+        return any(value in text for value in self._secrets) or quotes_value(text)
 
     def clean(self, text: str) -> str:
         """Replace every configured value, secrets by shape, and credentials and queries of URLs."""

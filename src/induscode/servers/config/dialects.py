@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import REFERENCE, SecretReference, SecretText, parse_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
 
 Expansion: TypeAlias = Literal["none", "shell", "dollar", "editor", "braces"]
 """`shell`: `${X}` and `${X:-y}`; `dollar`: also `$X`; `editor`: `${env:X}`, `${userHome}`, …;
-`braces`: `{env:X}` and `{file:path}`."""
+`braces`: `{env:X}` and `{file:path}`. All have references to secrets: `${keyring:X}`, `${file:path}`, `${cmd:line}`."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_VARIABLES: dict[Expansion, str] = {
+    "none": r"(?!)",
+    "shell": rf"\$\{{({_NAME})(?::-([^}}]*))?\}}",
+    "dollar": rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})",
+    "editor": r"\$\{([A-Za-z]+)(?::([^}]*))?\}",
+    "braces": r"\{(env|file):([^}]*)\}",
+}
 PATTERNS: dict[Expansion, re.Pattern[str]] = {
-    "none": re.compile(r"(?!)"),
-    "shell": re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}"),
-    "dollar": re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})"),
-    "editor": re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}"),
-    "braces": re.compile(r"\{(env|file):([^}]*)\}"),
+    rule: re.compile(f"{REFERENCE}|{text}") for rule, text in _VARIABLES.items()
 }
 """The references `expand` replaces."""
 _MAX_FILE_BYTES = 64 * 1024
@@ -82,26 +86,42 @@ class ExpansionContext:
 
 
 def expand(text: str, rule: Expansion, context: ExpansionContext) -> str:
-    """Replace variables with their values; raises `UnresolvedVariableError` if one has none."""
-    return PATTERNS[rule].sub(lambda match: _find_value(rule, match, context), text)
+    """Replace variables with their values; raises `UnresolvedVariableError` if one has none.
+
+    References to secrets stay, in a `SecretText`.
+    """
+    parts, end = list[str | SecretReference](), 0
+    for match in PATTERNS[rule].finditer(text):
+        secret = parse_secret(match[0], context.folder)
+        parts += [text[end : match.start()], secret or _find_value(rule, match, context)]
+        end = match.end()
+    parts.append(text[end:])
+    plain = [part for part in parts if isinstance(part, str)]
+    return "".join(plain) if len(plain) == len(parts) else SecretText(parts)
 
 
-def parse_reference(rule: Expansion, match: re.Match[str]) -> tuple[str, bool]:
-    """Return the name in a reference, and whether it's a file instead of a variable."""
+ReferenceKind: TypeAlias = Literal["variable", "file", "keyring", "cmd"]
+
+
+def parse_reference(rule: Expansion, match: re.Match[str]) -> tuple[ReferenceKind, str]:
+    """Return the kind and the name of a reference."""
+    secret = parse_secret(match[0])
+    if secret is not None:
+        return secret.kind, secret.name
     if rule == "dollar":
-        return match[1] or match[3], False
+        return "variable", match[1] or match[3]
     if rule == "editor":
-        return match[2] or match[1], False
+        return "variable", match[2] or match[1]
     if rule == "braces":
-        return match[2].strip(), match[1] == "file"
-    return match[1], False
+        return "file" if match[1] == "file" else "variable", match[2].strip()
+    return "variable", match[1]
 
 
 def _find_value(rule: Expansion, match: re.Match[str], context: ExpansionContext) -> str:
     if rule == "braces":
         return context.variable(match[2]) if match[1] == "env" else context.file(match[2].strip())
     if rule != "editor":
-        return context.variable(parse_reference(rule, match)[0], match[2])
+        return context.variable(parse_reference(rule, match)[1], match[2])
     # VS Code variables: https://code.visualstudio.com/docs/reference/variables-reference
     kind, name = match[1], match[2]
     if kind == "env" and name:

@@ -14,15 +14,17 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from indusagi.capabilities.sandbox.profile import InvalidProfileError, parse_profile
+from indusagi.core.app_dirs import is_within
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import SecretText, find_literal_host, find_references
 from indusagi.interop.protocol_bridge.contract import (
     ServerLimits,
     SseServerConfig,
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
-from induscode.servers.config.dialects import ExpansionContext, expand
+from induscode.servers.config.dialects import ExpansionContext, UnresolvedVariableError, expand
 from induscode.servers.labels import InvalidLabelsError, parse_labels
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
 }
 _FLAGS: Final = frozenset({"dpop", "assume_pkce"})
 _LISTS: Final = frozenset({"scopes", "header_command"})
+SECRET_FIELDS: Final = frozenset({"client_secret", "private_key", "assertion", "id_token"})
+"""Texts that may be references to secrets."""
 _PROVIDER: Final = ("token_endpoint", "client_id", "client_secret", "id_token")
 _OTHER_NAMES: Final = {"auth_server_metadata_url": "metadata_url", "scope": "scopes"}
 _IGNORED: Final = frozenset({"type", "enabled"})
@@ -130,22 +134,26 @@ def format_auth(name: str, value: JsonValue) -> str | None:
     return value if isinstance(value, str) else compact_json(value)
 
 
-def build_auth_settings(auth: JsonObject, expand: Callable[[str], str]) -> AuthSettings:
-    """Build the sign-in settings, with variables expanded."""
+def build_auth_settings(
+    auth: JsonObject, expand: Callable[[str], str], expand_plain: Callable[[str], str]
+) -> AuthSettings:
+    """Build the sign-in settings, with variables expanded. Only secrets may be references, which `expand` keeps."""
     from indusagi.interop.auth.contract import AuthSettings, IdentityProvider  # noqa: PLC0415 — for such rows alone
 
     def text(name: str) -> str:
         value = auth.get(name)
-        return expand(value) if isinstance(value, str) else ""
+        if not isinstance(value, str):
+            return ""
+        return expand(value) if name in SECRET_FIELDS else expand_plain(value)
 
     def texts(name: str) -> tuple[str, ...] | None:
         value = auth.get(name)
-        return tuple(expand(str(member)) for member in value) if isinstance(value, list) else None
+        return tuple(expand_plain(str(member)) for member in value) if isinstance(value, list) else None
 
     given, port, dpop = auth.get("identity_provider"), auth.get("callback_port"), auth.get("dpop")
     provider = None
     if is_json_object(given):
-        parts = {key: expand(str(value)) for key, value in given.items()}
+        parts = {key: (expand if key in SECRET_FIELDS else expand_plain)(str(value)) for key, value in given.items()}
         provider = IdentityProvider(
             token_endpoint=parts["token_endpoint"],
             client_id=parts["client_id"],
@@ -245,7 +253,8 @@ class ServerRow:
     def resolve(self, environ: Mapping[str, str]) -> ServerConfig:
         """Return the configuration with variables expanded, and the user's sign-ins for a server behind a URL.
 
-        Raises `UnresolvedVariableError` if a variable has no value.
+        References to secrets stay as written, until a start reads them. Raises `UnresolvedVariableError` if a variable
+        has no value, or a reference is where none may be.
         """
         context, config = self.make_context(environ), self.config
 
@@ -255,6 +264,9 @@ class ServerRow:
         def values(texts: Mapping[str, str]) -> dict[str, str]:
             return {name: value(text) for name, text in texts.items()}
 
+        def plain(text: str) -> str:
+            return _check_plain(value(text))
+
         if isinstance(config, StdioServerConfig):
             passed = {name: context.variable(name) for name in self.secrets}
             sandbox = config.sandbox
@@ -262,21 +274,38 @@ class ServerRow:
                 sandbox = replace(sandbox, owner=os.path.realpath(self.origin.file))
             return replace(
                 config,
-                command=value(config.command),
-                args=tuple(map(value, config.args)),
+                command=plain(config.command),
+                args=tuple(self._check_argument(value(arg), context.folder) for arg in config.args),
                 env={**passed, **values(config.env)},
-                cwd=None if config.cwd is None else value(config.cwd),
+                cwd=None if config.cwd is None else plain(config.cwd),
                 sandbox=sandbox,
             )
         proxy = None if config.proxy is None else value(config.proxy)
         resolved = replace(config, url=value(config.url), headers=values(config.headers), proxy=proxy)
-        if self.auth == {}:
+        has_secret_url = isinstance(resolved.url, SecretText)
+        if has_secret_url and find_literal_host(resolved.url) is None:
+            _check_plain(resolved.url)
+        if self.auth == {} or has_secret_url:  # a secret in the address is its sign-in
             return resolved
         from indusagi.interop.auth.contract import ServerAuth  # noqa: PLC0415 — only for servers behind a URL
         from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415
 
-        settings = build_auth_settings(self.auth or {}, value)
+        settings = build_auth_settings(self.auth or {}, value, plain)
         return replace(resolved, auth=ServerAuth(settings=settings, store=CredentialFiles()))
+
+    def _check_argument(self, text: str, folder: str) -> str:
+        """Refuse a file of the project: an argument may be code, and consent doesn't cover what's in the file."""
+        for reference in find_references(text):
+            path = os.path.realpath(os.path.join(folder, os.path.expanduser(reference.name)))
+            if reference.kind == "file" and self.origin.scope != "user" and is_within(path, os.path.realpath(folder)):
+                raise UnresolvedVariableError(f"an argument can't be a file of the project: {reference.written}")
+        return text
+
+
+def _check_plain(text: str) -> str:
+    if isinstance(text, SecretText):
+        raise UnresolvedVariableError(f"a reference to a secret can't decide what runs or where data goes: {text}")
+    return text
 
 
 def find_project_dir(origin: Origin) -> str:

@@ -21,11 +21,18 @@ from dataclasses import dataclass, replace
 from indusagi.core.app_dirs import PrivateJsonFile, state_dir
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets import REDACTED, hide_secrets, looks_secret
+from indusagi.core.secrets import REDACTED, hide_secrets, looks_secret, parse_secret
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.core.consent import Consent, ConsentState, build_consent, digest_facts
-from induscode.servers.config.dialects import PATTERNS, Expansion, UnresolvedVariableError, expand, parse_reference
+from induscode.servers.config.dialects import (
+    PATTERNS,
+    Expansion,
+    ReferenceKind,
+    UnresolvedVariableError,
+    expand,
+    parse_reference,
+)
 from induscode.servers.config.rows import SWITCHES, TYPES, ServerRow, format_auth, iter_auth_texts
 from induscode.servers.labels import format_labels
 
@@ -56,22 +63,34 @@ class Reference:
     recipient: str
     """Who gets the value: the address's host, or the program."""
     looks_secret: bool
-    is_file: bool = False
-    """Whether it's a file's content instead of a variable."""
+    kind: ReferenceKind = "variable"
+    is_secret: bool = False
+    """Whether it's a reference to a secret, which is read at each start."""
 
     def as_json(self) -> JsonObject:
         """Return the facts for `--json`."""
         return {
-            "written": hide_secrets(self.written),
+            "written": self.shown,
             "place": self.place,
             "recipient": self.recipient,
             "looksSecret": self.looks_secret,
         }
 
     @property
+    def shown(self) -> str:
+        """As written. Nothing of a command is hidden, since it runs."""
+        return self.written if self.is_secret else hide_secrets(self.written)
+
+    @property
     def warning(self) -> str:
         """The secret, its place and its recipient."""
-        shown = hide_secrets(self.written)
+        if self.kind == "cmd":
+            ran = f"The command {quote(self.name)} runs on this machine with all your rights"
+            return f"{ran}: {self.recipient} gets what it prints, in {self.place}."
+        if self.is_secret:
+            what = "secret" if self.kind == "keyring" else "file"
+            return f"Your {what} {quote(self.name)} is read: {self.recipient} gets its value, in {self.place}."
+        shown = self.shown
         return f"{shown} looks like a secret: {self.recipient} gets its value, in {self.place}."
 
 
@@ -109,8 +128,11 @@ def _find(row: ServerRow) -> Iterator[Reference]:
 
 def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:
     for match in PATTERNS[rule].finditer(text):
-        name, is_file = parse_reference(rule, match)
-        yield Reference(match[0], name, place, recipient, is_file or looks_secret(name), is_file)
+        kind, name = parse_reference(rule, match)
+        is_secret = parse_secret(match[0]) is not None
+        yield Reference(match[0], name, place, recipient, kind != "variable" or looks_secret(name), kind, is_secret)
+        if is_secret:
+            continue
         for inner in _NESTED.finditer(match[0], 1 + len(name)):
             nested = inner[1] or inner[2]
             written = f"${{{nested}}}" if inner[1] else f"{inner[0]}}}"
@@ -126,7 +148,7 @@ def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference
         references[ord(char) - _FIRST_MARK] for char in (password if colon else first) if ord(char) in _MARKS
     }
     for reference in _references(url, rule, place, url_host(url, rule)):
-        is_credential = hide_secrets(reference.written) in credentials
+        is_credential = _show_reference(reference.written) in credentials
         yield replace(reference, looks_secret=True) if is_credential else reference
 
 
@@ -145,9 +167,13 @@ def show_value(text: str, rule: Expansion) -> str | None:
     """
     shown, end, has_reference = "", 0, False
     for match in PATTERNS[rule].finditer(text):
-        shown += _hide_literal(text[end : match.start()]) + hide_secrets(match[0])
+        shown += _hide_literal(text[end : match.start()]) + _show_reference(match[0])
         end, has_reference = match.end(), True
     return shown + _hide_literal(text[end:]) if has_reference else None
+
+
+def _show_reference(written: str) -> str:
+    return hide_secrets(written) if parse_secret(written) is None else written
 
 
 def _hide_literal(text: str) -> str:
@@ -192,7 +218,7 @@ def _mark_references(text: str, rule: Expansion) -> tuple[str, list[str]]:
     marked, references, end = "", list[str](), 0
     for match in PATTERNS[rule].finditer(text):
         marked += _drop_marks(text[end : match.start()]) + chr(_FIRST_MARK + len(references))
-        references.append(hide_secrets(match[0]))
+        references.append(_show_reference(match[0]))
         end = match.end()
         if len(references) == len(_MARKS):
             break
@@ -353,7 +379,7 @@ def find_programs(row: ServerRow) -> Mapping[str, str | None]:
     for place, text in texts.items():
         if PATTERNS[row.expansion].search(text):
             try:
-                values[place] = expand(text, row.expansion, context)
+                values[place] = str(expand(text, row.expansion, context))
             except UnresolvedVariableError:
                 values[place] = None
     return values
@@ -369,7 +395,11 @@ def read_project_files(row: ServerRow) -> Mapping[str, str | None]:
     for reference in find_references(row):
         path = os.path.abspath(os.path.join(context.folder, os.path.expanduser(reference.name)))
         entry = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        if reference.is_file and any(one.startswith(folder) for one in (entry, os.path.realpath(path))):
+        if (
+            reference.kind == "file"
+            and not reference.is_secret
+            and any(one.startswith(folder) for one in (entry, os.path.realpath(path)))
+        ):
             try:
                 files[reference.name] = context.file(reference.name)
             except UnresolvedVariableError:

@@ -17,18 +17,22 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.backoff import grow_pause
 from indusagi.core.json import content_hash
 from indusagi.core.records import record
+from indusagi.core.secrets import find_literal_host, find_references
 from indusagi.interop.protocol_bridge.contract import (
     LATER_START_S,
     RECOVERIES,
+    FaultDetail,
     ProtocolFault,
     ServerConfig,
     StdioServerConfig,
 )
+
+C = TypeVar("C", bound=ServerConfig)
 
 if TYPE_CHECKING:
     from indusagi.core.process.tree import CpuDemand
@@ -225,6 +229,10 @@ class Supervision:
     """Uptime after which a server's record is cleared."""
 
 
+_SECRET_LONGEST_S = 15.0
+"""Longest time between two looks for a secret that can't be read."""
+
+
 @dataclass(slots=True)
 class RestartRecord:
     """The failures of one server so far."""
@@ -250,6 +258,9 @@ class RestartRecord:
             return None
         if reason == "moved":
             return 0.0  # not a failure: it starts elsewhere
+        if reason == "secret":  # not the server's failure: it waits for the user to unlock or store one
+            self.in_a_row += 1
+            return grow_pause(rules.first_s, rules.factor, self.in_a_row - 1, _SECRET_LONGEST_S)
         if up_s >= rules.healthy_s:
             self.forget()
         self.starts = [time for time in self.starts if now - time < rules.window_s]
@@ -264,6 +275,32 @@ class RestartRecord:
             wait_s *= 1 + random.uniform(-rules.jitter, rules.jitter)
         retry_after_s = fault.detail.retry_after_s if fault is not None else None
         return max(wait_s, retry_after_s or 0.0)
+
+
+async def reveal_config(config: C) -> C:
+    """Return a configuration with its references to secrets replaced; `ProtocolFault` if one can't be read.
+
+    Only a start uses it: whatever is shown, logged, compared or stored has the references.
+    """
+    is_process = isinstance(config, StdioServerConfig)
+    names = ("args", "env") if is_process else ("url", "headers", "proxy")
+    if not any(find_references([getattr(config, name) for name in names])):
+        return config
+    from indusagi.interop.auth.secrets import SecretFault, reveal_in_thread  # noqa: PLC0415 — for such rows alone
+
+    problem = "a secret has characters that its url can't hold: percent-encode it"
+    try:
+        revealed = await reveal_in_thread(config, *names)
+        if isinstance(revealed, StdioServerConfig) or isinstance(config, StdioServerConfig):
+            return revealed
+        if find_literal_host(revealed.url) == find_literal_host(config.url):
+            return revealed
+    except SecretFault as exc:
+        problem = str(exc)
+    detail = FaultDetail(server=config.id, reason="secret")
+    raise ProtocolFault(
+        "spawn_failed" if is_process else "transport", f"server {config.id!r}: {problem}", detail=detail
+    )
 
 
 # -- package managers -------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from indusagi.capabilities.ports import SandboxMissing
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.secrets import holds_secret, is_secret_name
 from indusagi.interop.protocol_bridge.client.sandbox import RunningSandbox
-from indusagi.interop.protocol_bridge.client.start import StartAllowance, find_launcher
+from indusagi.interop.protocol_bridge.client.start import StartAllowance, find_launcher, reveal_config
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
 
@@ -55,6 +55,7 @@ async def start_server_process(
 
     Calls `on_refused` after each host that its sandbox refuses for the first time.
     """
+    config = await reveal_config(config)
     downloads = find_launcher(config) is not None
     transport = StdioTransport(config.id, config.limits, downloads=downloads)
     try:

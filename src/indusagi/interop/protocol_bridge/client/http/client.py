@@ -24,7 +24,7 @@ import anyio
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object
-from indusagi.core.process.child import ChildProcess, KeptOutput
+from indusagi.core.process.child import run_for_output
 from indusagi.interop.auth.contract import AuthFault, Refusal, RequestAuthorizer
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
@@ -37,6 +37,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     classify_status,
     find_rpc_error,
 )
+from indusagi.interop.protocol_bridge.client.start import reveal_config
 from indusagi.interop.protocol_bridge.client.stdio import child_environment
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.net.address import FetchError, HttpPolicy, WebUrl, parse_url
@@ -325,6 +326,7 @@ async def open_http_client(config: SseServerConfig | StreamableHttpServerConfig)
 
     Raises `ProtocolFault` if the URL, a header or the proxy is invalid.
     """
+    config = await reveal_config(config)
     for name, value in config.headers.items():
         if not is_valid_header(name, value):
             raise _build_fault(config, f"its header {name!r} cannot be sent: check its text")
@@ -446,24 +448,18 @@ class HeaderCommand:
         """Do nothing: each run belongs to a request."""
 
     async def _run(self) -> dict[str, str]:
-        output = KeptOutput(_MAX_OUTPUT_BYTES)  # standard error may contain a secret
-        child = ChildProcess(output)
         own = {"INDUS_SERVER": self._server, "INDUS_SERVER_URL": self._url}
         owner = f"the header command of server {self._server!r}"
         try:
-            async with asyncio.timeout(self._within_s):
-                await child.start(self._command, child_environment(os.environ, own), None, with_input=False)
-                await child.output_ended.wait()
-                await child.exited.wait()
+            env = child_environment(os.environ, own)
+            code, output = await run_for_output(self._command, env, None, self._within_s, _MAX_OUTPUT_BYTES)
         except TimeoutError:
             raise AuthFault(f"{owner} took longer than {self._within_s:g} s", is_transient=True) from None
         except (OSError, ValueError) as exc:
             raise AuthFault(f"{owner} cannot be started: {exc}") from exc
-        finally:
-            await child.end(0.5, drain_s=0.5)
-        if child.exit_code:
-            raise AuthFault(f"{owner} failed (exit code {child.exit_code})", is_transient=True)
-        headers = _parse_headers(bytes(output.data))
+        if code:
+            raise AuthFault(f"{owner} failed (exit code {code})", is_transient=True)
+        headers = _parse_headers(output)
         if headers is None:
             raise AuthFault(f"{owner} printed no JSON object of header names and texts")
         return headers
