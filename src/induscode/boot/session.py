@@ -44,6 +44,36 @@ class FitsDecks(Protocol):
 
 
 @dataclass(slots=True)
+class KeptServers:
+    """The servers and ledger of a session, for later ones in the same directory. `stack` closes them."""
+
+    stack: AsyncExitStack
+    store: LedgerStore | None = None
+    mcp: BootedBridge | None = None
+
+    async def open_store(self) -> LedgerStore:
+        """Open the ledger, unless it's open."""
+        if self.store is None:
+            self.store = await open_store()
+            self.stack.push_async_callback(self.store.aclose)
+        return self.store
+
+    async def attach(
+        self, invocation: Invocation, plan: ServerPlan | None, options: BootOptions | None, *, wait: bool
+    ) -> BootedBridge:
+        """Attach the servers of an invocation or a plan, unless there are some."""
+        if self.mcp is None:
+            store = await self.open_store()
+            if plan is None:
+                self.mcp = await load_mcp_capabilities(invocation, store, options, wait=wait)
+            else:
+                lazy = replace(options or BootOptions(), lazy=tuple(plan.configs))
+                self.mcp = await attach_servers(plan, store, lazy, wait=wait)
+            self.stack.push_async_callback(self.mcp.aclose)
+        return self.mcp
+
+
+@dataclass(slots=True)
 class Session:
     """The deck, the servers and the ledger of a run."""
 
@@ -145,6 +175,7 @@ async def open_session(
     origin: CallOrigin | None = None,
     on_note: Callable[[Note], None] | None = None,
     share_store: Callable[[LedgerStore], AbstractAsyncContextManager[None]] | None = None,
+    kept: KeptServers | None = None,
 ) -> AsyncGenerator[Session]:
     """Open the session of a run inside the block.
 
@@ -152,7 +183,8 @@ async def open_session(
     `profile` there are no native cards. The memory card uses the project's file and `saas-action` the user's
     connectors, unless `framework` provides a store or a gateway. Cards without a backend are dropped; `plan_mode` says
     that the caller implements the plan cards. `origin` labels the recorded calls. `on_note` receives notes about addons
-    and records that fail later. Cluster nodes share their ledger with `share_store`.
+    and records that fail later. Cluster nodes share their ledger with `share_store`. Servers stay open in `kept`, and
+    a session with some there uses them.
 
     Raises:
         BackendFault: A tool in `--tools`, or code mode, lacks its backend.
@@ -180,16 +212,11 @@ async def open_session(
         if invocation.tools:  # report an unknown name before starting anything
             native = _build_native_deck(invocation, profile, context, left_out, connectors)
             stack.push_async_callback(native.context.aclose)
-        store = await open_store()
-        stack.push_async_callback(store.aclose)
+        kept = kept or KeptServers(stack)
+        store = await kept.open_store()
         if share_store is not None:  # closes before the file, but after everything that writes to it
             await stack.enter_async_context(share_store(store))
-        if plan is None:
-            mcp = await load_mcp_capabilities(invocation, store, options, wait=wait)
-        else:
-            lazy = replace(options or BootOptions(), lazy=tuple(plan.configs))
-            mcp = await attach_servers(plan, store, lazy, wait=wait)
-        stack.push_async_callback(mcp.aclose)
+        mcp = await kept.attach(invocation, plan, options, wait=wait)
         calls.attach_servers(mcp)
         if native is None:
             # In a thread, so that servers can start while we load the cards.

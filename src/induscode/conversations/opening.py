@@ -33,8 +33,8 @@ from induscode.conversations.deck_limit import DeckLimit, DeckSearch
 from induscode.conversations.kept_state import KeptState
 from induscode.conversations.models import choose_model
 from induscode.conversations.prompt import SystemPrompt, read_project_instructions
-from induscode.conversations.server_requests import SamplingModel, build_server_handlers
-from induscode.conversations.servers import LateServers, ServerPhases, SessionServers
+from induscode.conversations.server_requests import build_server_handlers
+from induscode.conversations.servers import DirectoryServers, LateServers
 from induscode.conversations.transcript import Transcript, open_transcript
 from induscode.deck.contract import DeckFramework
 from induscode.deck.mcp.boot import BootOptions
@@ -63,6 +63,7 @@ async def open_conversation(
     on_event: Callable[[FleetEvent], None] | None = None,
     on_note: Callable[[str], None] | None = None,
     spend: SpendLimit | None = None,
+    kept: DirectoryServers | None = None,
 ) -> AsyncGenerator[Conversation]:
     """Open an invocation's conversation for the duration of the block. Servers start in the background.
 
@@ -70,7 +71,7 @@ async def open_conversation(
     applies configuration changes. With a `dialog`, the user decides on calls, plans and server requests; without one,
     anything that needs the user's consent fails. `on_event` receives server events from the first start on, `on_note`
     the notes of turns; without it they go to the conversation's `notes`. `spend` holds what a session has used in other
-    conversations.
+    conversations, and `kept` servers that outlive this one.
 
     Raises:
         NoModelError: No model is available.
@@ -88,7 +89,9 @@ async def open_conversation(
         choice = await choose_model(invocation, os.environ)
         search_options = read_search_options(invocation.settings)
         limit = DeckLimit(choice.label, choice.context_window, invocation.tools or (), search_options)
-        sampling, approver, handlers = SamplingModel(), None, None
+        kept = kept or DirectoryServers(stack, on_event)
+        approver, handlers, sampling = None, None, kept.sampling
+        stack.callback(sampling.attach, None)
         if dialog is not None:
             from induscode.permissions.confirm import PersonApprover  # noqa: PLC0415 — loads the table of programs
 
@@ -111,11 +114,10 @@ async def open_conversation(
             memory=resources.memory,
         )
         loading = await stack.enter_async_context(_preload())
-        phases = ServerPhases(on_event)
         options = BootOptions(
             reloadable=follow_config,
             handlers=handlers,
-            on_event=phases if follow_config or on_event else None,
+            on_event=kept.phases if follow_config or on_event else None,
             # Only an interactive user mentions resources and enters prompts.
             kinds=CONTENT_KINDS if follow_config else (),
         )
@@ -132,6 +134,7 @@ async def open_conversation(
                 options=options,
                 origin=CallOrigin(via="session", conversation=transcript.id),
                 on_note=warnings.report,
+                kept=kept,
             )
         )
         permissions.follow(session.mcp)
@@ -144,9 +147,7 @@ async def open_conversation(
         warnings.extend(facts)
         if state.last_model not in {"", choice.label}:
             warnings.append(f"this conversation started with {state.last_model}")
-        servers = None
-        if follow_config:
-            servers = await to_thread.run_sync(SessionServers, invocation, session.mcp, config_files, phases)
+        servers = await kept.follow(invocation, config_files) if follow_config else None
         conversation = Conversation(
             invocation=invocation,
             session=session,
@@ -177,8 +178,6 @@ async def open_conversation(
             await resources.delegate.aclose()
             with anyio.move_on_after(_SAVE_TIMEOUT_S, shield=True):
                 await state.save()
-            if servers is not None:
-                await servers.aclose()
 
 
 def _find_leftovers() -> Sequence[Receipt]:

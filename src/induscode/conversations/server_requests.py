@@ -59,8 +59,8 @@ class SamplingModel:
     def __init__(self) -> None:
         self._complete: Sampling | None = None
 
-    def attach(self, complete: Sampling) -> None:
-        """Set the function that completes requests."""
+    def attach(self, complete: Sampling | None) -> None:
+        """Set the function that completes requests, or none at the end of a conversation."""
         self._complete = complete
 
     async def complete(self, params: JsonObject) -> JsonObject:

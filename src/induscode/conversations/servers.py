@@ -8,6 +8,7 @@ user, the session keeps the rows it started with, because the model could have c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from indusagi.core.tasks import BackgroundTask, run_shielded
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, BrokenConfigError, ConfigFiles, ConsentedRows, reread_plan
 from induscode.boot.runners import explain_slow_start
+from induscode.boot.session import KeptServers
+from induscode.conversations.server_requests import SamplingModel
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
@@ -71,6 +74,24 @@ class ServerPhases:
         for server in servers:
             self._phases.pop(server, None)
             self._causes.pop(server, None)
+
+
+class DirectoryServers(KeptServers):
+    """A directory's servers, for one conversation after the other."""
+
+    def __init__(self, stack: AsyncExitStack, on_event: Callable[[FleetEvent], None] | None = None) -> None:
+        super().__init__(stack)
+        self.phases = ServerPhases(on_event)
+        self.sampling = SamplingModel()
+        self.session: SessionServers | None = None
+
+    async def follow(self, invocation: Invocation, files: ConfigFiles) -> SessionServers:
+        """Apply changes of their files from now on."""
+        if self.session is None:
+            assert self.mcp is not None
+            self.session = await to_thread.run_sync(SessionServers, invocation, self.mcp, files, self.phases)
+            self.stack.push_async_callback(self.session.aclose)
+        return self.session
 
 
 class LateServers:

@@ -30,7 +30,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.text import cut_text, format_count
 from induscode.cli.terminal import escape_unprintable, redirected_status_lines
-from induscode.conversations.contract import RunResult
+from induscode.conversations.contract import RunResult, SpendLimit
 from induscode.frontends.terminal.blocks import cut_to_cells
 from induscode.frontends.terminal.complete import InputCompleter, open_history
 from induscode.frontends.terminal.render import EventRenderer, format_status
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
+    from induscode.conversations.servers import DirectoryServers
     from induscode.launch.invocation import Invocation
 
 _LEAVE_WINDOW_S = 2.0
@@ -275,28 +276,35 @@ class InteractiveApp:
     async def _hold_conversations(self) -> None:
         """Hold one conversation after the other until the user leaves."""
         from induscode.conversations.run import USAGE_ERRORS, to_exit_code  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.servers import DirectoryServers  # noqa: PLC0415 — after the first prompt
         from induscode.conversations.transcript import OpenElsewhereError  # noqa: PLC0415 — after the first prompt
 
         invocation: Invocation | None = self._invocation
         previous: Invocation | None = None
-        while invocation is not None:
-            try:
-                invocation, previous = await self._hold_conversation(invocation), None
-            except OpenElsewhereError as exc:
-                if await confirm(self, "This conversation is open elsewhere. Open a copy?", default="y"):
-                    invocation = replace(invocation, resume=exc.name, continue_last=False, fork=True)
-                else:
+        async with AsyncExitStack() as stack:
+            # Conversations of a session share its servers and its limits.
+            servers = DirectoryServers(stack, self._handle_server_event)
+            spend = SpendLimit(invocation.max_tokens, invocation.max_cost)
+            while invocation is not None:
+                try:
+                    invocation, previous = await self._hold_conversation(invocation, servers, spend), None
+                except OpenElsewhereError as exc:
+                    if await confirm(self, "This conversation is open elsewhere. Open a copy?", default="y"):
+                        invocation = replace(invocation, resume=exc.name, continue_last=False, fork=True)
+                    else:
+                        invocation, previous = previous, None
+                except (*USAGE_ERRORS, CoreError, OSError) as exc:
+                    self.screen.show(str(exc))
+                    if self._conversation is not None or previous is None:
+                        self._exit_code = self._exit_code or to_exit_code(exc)
+                        return
                     invocation, previous = previous, None
-            except (*USAGE_ERRORS, CoreError, OSError) as exc:
-                self.screen.show(str(exc))
-                if self._conversation is not None or previous is None:
-                    self._exit_code = self._exit_code or to_exit_code(exc)
-                    return
-                invocation, previous = previous, None
-            else:
-                previous = self._invocation
+                else:
+                    previous = self._invocation
 
-    async def _hold_conversation(self, invocation: Invocation) -> Invocation | None:
+    async def _hold_conversation(
+        self, invocation: Invocation, servers: DirectoryServers | None = None, spend: SpendLimit | None = None
+    ) -> Invocation | None:
         """Open a conversation, answer messages and close it. Return the next invocation, if any."""
         from induscode.boot.runners import StartAnnouncer  # noqa: PLC0415 — after the first prompt
         from induscode.conversations.opening import open_conversation  # noqa: PLC0415 — after the first prompt
@@ -310,6 +318,8 @@ class InteractiveApp:
                     dialog=self.screen,
                     on_event=self._handle_server_event,
                     on_note=self._show_note,
+                    spend=spend,
+                    kept=servers,
                 )
                 self._conversation = await stack.enter_async_context(opening)
             if self._conversation is None:

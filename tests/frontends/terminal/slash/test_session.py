@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.model_server import Reply, calls, says
 from tests.support.scripts import run
+from tests.support.servers import honest
 from tests.support.slash import WIDE, wait_for_answer
 from tests.support.terminal import CTRL_C, ENTER, ESCAPE, TerminalSetup, open_setup
 
@@ -275,6 +276,27 @@ def test_a_fork_goes_on_in_a_copy(setup: TerminalSetup) -> None:
     texts = sorted((path.read_text(encoding="utf-8") for path in logs), key=len)
     assert ["copied" in text for text in texts] == [False, True]
     assert all("original" in text for text in texts)
+
+
+def list_servers(terminal: Terminal) -> list[str]:
+    return [row for row in terminal.list_processes() if not row.endswith(" indus")]
+
+
+def test_servers_stay_open_in_a_fork_and_another_conversation(setup: TerminalSetup) -> None:
+    setup.write_config("mcp.json", honest())
+    script = (says("original"), says("copied"), says("back"))
+    with setup.open("--mcp", "mcp.json", script=script, columns=WIDE) as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp", "honest")
+        servers = list_servers(terminal)
+        say(terminal, "one", "original")
+        wait_for_answer(terminal, "/fork", "continuing conversation")
+        say(terminal, "two", "copied")
+        wait_for_answer(terminal, "/resume 1", "continuing conversation")
+        say(terminal, "three", "back")
+        assert servers == list_servers(terminal) != []
+        assert "honest__" in setup.requested()
+        assert terminal.leave() == 0
 
 
 def test_a_compaction_reports_what_it_replaced(setup: TerminalSetup) -> None:
