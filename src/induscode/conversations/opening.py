@@ -32,7 +32,7 @@ from induscode.conversations.conversation import Conversation, ConversationNotes
 from induscode.conversations.deck_limit import DeckLimit, DeckSearch
 from induscode.conversations.kept_state import KeptState
 from induscode.conversations.models import choose_model
-from induscode.conversations.prompt import SystemPrompt, read_project_instructions
+from induscode.conversations.prompt import InstructionFiles, SystemPrompt
 from induscode.conversations.server_requests import build_server_handlers
 from induscode.conversations.servers import DirectoryServers, LateServers
 from induscode.conversations.transcript import Transcript, open_transcript
@@ -140,8 +140,9 @@ async def open_conversation(
         permissions.follow(session.mcp)
         search = DeckSearch(session.mcp)
         stack.push_async_callback(search.aclose)
-        instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
-        system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions)
+        instructions = await to_thread.run_sync(InstructionFiles, invocation.cwd)
+        warnings.extend(instructions.notes)
+        system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions.text)
         state = KeptState(transcript, session.native.context, mode, permissions.permissions)
         facts = await to_thread.run_sync(_restore_state, state)
         warnings.extend(facts)

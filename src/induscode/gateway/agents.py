@@ -25,7 +25,7 @@ from induscode.conversations.agents.files import AgentDefinition, load_agents
 from induscode.conversations.agents.sub_session import ParentSession
 from induscode.conversations.contract import RequestBudget, RunPlan, RunResult
 from induscode.conversations.models import ModelChoice, choose_agent_model, choose_model
-from induscode.conversations.prompt import SystemPrompt, read_project_instructions
+from induscode.conversations.prompt import InstructionFiles, SystemPrompt
 from induscode.gateway.view_box import ViewBox
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ def attach_gateway(tasks: SubSessions, gateway: Gateway, posture: str) -> None:
             from_project = agent.origin == "project"
             yield _GatewayModel(await choose_agent_model(agent.model, invocation, choice, from_project=from_project))
 
-        instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
+        instructions = await to_thread.run_sync(InstructionFiles, invocation.cwd)
         return ParentSession(
             runner=_GatewayModel(choice),
             deck=partial(_build_deck, gateway, shown),
             servers=lambda: {card.name: card.ref.server for card in mcp.capabilities},
-            system_prompt=SystemPrompt(invocation.cwd, posture, instructions),
+            system_prompt=SystemPrompt(invocation.cwd, posture, instructions.text),
             budget=RequestBudget(invocation.max_requests),
             sink=_ignore,
             on_turn=record_turn,
