@@ -8,6 +8,7 @@ unwritable standard error doesn't change the exit code.
 import atexit
 import gc
 import os
+import resource
 import signal
 import sys
 from io import TextIOWrapper
@@ -109,6 +110,8 @@ def _run(arguments: list[str]) -> int:
         print_line(f"indus {__version__}")
         return 0
     defer_collection()
+    # Our memory and that of servers has secrets: a crash writes none of it to disk. Servers inherit the limit.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     from induscode.commands.program import run  # noqa: PLC0415 — imports click, which `--version` does not need
 
     return run(arguments)

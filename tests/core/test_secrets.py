@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
+from base64 import b64encode, urlsafe_b64encode
 from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.sandbox.backend import command_environment
-from indusagi.core.secrets import asks_for_secret, hide_secrets, holds_secret, is_secret_name, looks_secret
+from indusagi.core.secrets import (
+    asks_for_secret,
+    hide_secrets,
+    holds_secret,
+    is_secret_name,
+    list_spellings,
+    looks_secret,
+)
 from indusagi.interop.auth.contract import AuthSettings, ServerAuth
 from indusagi.interop.auth.storage import MemoryCredentialStore
 from indusagi.interop.protocol_bridge.client.stdio import child_environment
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, StreamableHttpServerConfig
 from indusagi.interop.protocol_bridge.redaction import Redaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from indusagi.core.json import JsonValue
 
 SECRET_NAMES = (
     *("OPENAI_API_KEY", "GH_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "MYSQL_PWD", "DB_PASS", "SSH_PASSPHRASE"),
@@ -126,6 +144,54 @@ def test_finding_r4_secrets_of_a_sign_in_are_removed(name: str) -> None:
         "a", "http://a/", auth=ServerAuth(settings=settings, store=MemoryCredentialStore())
     )
     assert Redaction((row,)).hide("no such client: opaque words") == "no such client: …"
+
+
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    *(
+        json.dumps,
+        repr,
+        html.escape,
+        quote,
+        quote_plus,
+        lambda text: re.sub("%..", lambda found: found[0].lower(), quote(text, safe="")),
+    ),
+    *(lambda text: text.encode().hex(), lambda text: b64encode(f"user:{text}".encode()).decode()),
+    lambda text: urlsafe_b64encode(f"12{text}34".encode()).decode(),
+)
+
+
+@pytest.mark.parametrize("spell", SPELLINGS)
+@pytest.mark.parametrize("secret", ["aB3\"+%/<&'\\ü~zz9", "plain0123456789abcd"])
+def test_a_secret_is_hidden_however_a_server_spells_it(secret: str, spell: Callable[[str], str]) -> None:
+    row = StdioServerConfig("a", "run", env={"API_KEY": secret})
+    said = f"It failed with {spell(secret)}."
+    shown = Redaction((row,)).hide(said)
+    assert (shown != said, shown.startswith("It failed with")) == (True, True)
+    assert not any(form in shown for form in list_spellings(secret))
+    assert Redaction((row,)).hide_in_frame({"result": {"content": [{"type": "text", "text": said}]}}) == {
+        "result": {"content": [{"type": "text", "text": shown}]}
+    }
+
+
+def test_what_a_server_answers_keeps_values_that_may_be_data() -> None:
+    url = "https://user:pa55word-1234@a/?api_key=key-0123456789"
+    known = Redaction((
+        StdioServerConfig("a", "run", env={"PASSWORD": "postgres", "SORT_KEY": "created_at_column", "SALT": "x1"}),
+        StreamableHttpServerConfig("b", url, {"X-Project": "0b6dff6a-5f5e-4f0e-9d53"}),
+    ))  # fmt: skip
+    answer: JsonValue = {"result": ["postgres", "created_at_column", "x1", "0b6dff6a-5f5e-4f0e-9d53", 17, None]}
+    assert known.hide_in_frame(answer) is answer
+    told: JsonValue = {"error": {"message": f"no such page: {url}", "pa55word-1234": True}}
+    hidden: JsonValue = {"error": {"message": "no such page: https://user:…@a/?api_key=…", "…": True}}
+    assert known.hide_in_frame(told) == hidden
+
+
+def test_tokens_of_requests_are_hidden_in_what_the_server_sends() -> None:
+    known = Redaction()
+    for number in range(100):
+        known.learn_headers({"authorization": f"Bearer token-{number:08}", "dpop": "proof-0123456789"})
+    known.learn_headers({"authorization": "Bearer token-00000099"})
+    assert known.hide_in_frame(["token-00000099 proof-0123456789"]) == ["… proof-0123456789"]
 
 
 @pytest.mark.parametrize("value", HARMLESS_VALUES)

@@ -8,6 +8,7 @@ A `SecretText` holds references to secrets instead of their values. Values read 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -238,6 +239,39 @@ _ASSIGNED_WORDS = (
 )  # fmt: skip
 
 
+def is_distinct(value: str) -> bool:
+    """Return whether a secret is unlikely to be data, too: "postgres" and "created_at" may be."""
+    return len(value) >= _DISTINCT_CHARS and re.search(r"\d", value) is not None
+
+
+_DISTINCT_CHARS = 12
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_QUOTES = str.maketrans({'"': "&quot;", "'": "&#x27;"})
+_MIN_ENCODED_CHARS = 8
+"""The base64 of shorter values occurs by chance."""
+
+
+def list_spellings(value: str) -> set[str]:
+    """Return the forms of a secret in a text: plain, escaped in JSON, Python or HTML, percent-encoded, hex, base64."""
+    escaped = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    escaped |= {
+        quote(value),
+        quote(value, safe=""),
+        quote_plus(value),
+        value.translate(_HTML | _QUOTES),
+        value.translate(_HTML),
+    }
+    escaped |= {re.sub("%..", lambda found: found[0].lower(), text) for text in escaped if "%" in text}
+    data = value.encode("utf-8", "surrogatepass")
+    if len(data) < _MIN_ENCODED_CHARS:
+        return escaped
+    # Base64 of a text around the value: the characters that depend on the value alone, wherever it starts.
+    for shift in range(3):
+        encoded = base64.b64encode(bytes(shift) + data).decode("ascii")[(0, 2, 3)[shift] : (shift + len(data)) * 8 // 6]
+        escaped |= {encoded, encoded.replace("+", "-").replace("/", "_")}
+    return escaped | {data.hex(), data.hex().upper()}
+
+
 def holds_secret(text: str) -> bool:
     """Return whether a value looks like a secret or contains one, such as a URL with a password."""
     return hide_secrets(text) != text
@@ -260,21 +294,13 @@ def hide_in_json(value: JsonValue, hide: Callable[[str], str]) -> JsonValue:
 
 
 def hide_value(value: str) -> None:
-    """Have `hide_secrets` replace a value from now on, also encoded as JSON or in a URL, and its long lines alone."""
+    """Have `hide_secrets` replace a value from now on, in all its spellings, and its long lines alone."""
     global _known
+    if value in _known:
+        return
     lines = [line for line in value.splitlines() if len(line) >= _MIN_LINE_CHARS]
-    forms = {
-        form
-        for text in (value, value.strip(), *lines)
-        if len(text) >= _MIN_KNOWN_CHARS
-        for form in (
-            text,
-            json.dumps(text)[1:-1],
-            json.dumps(text, ensure_ascii=False)[1:-1],
-            quote(text, safe=""),
-            quote_plus(text),
-        )
-    }
+    texts = {text for text in (value, value.strip(), *lines) if len(text) >= _MIN_KNOWN_CHARS}
+    forms = {form for text in texts for form in list_spellings(text)}
     _known = tuple(sorted({*_known, *forms}, key=len, reverse=True))
 
 
@@ -295,6 +321,25 @@ def hide_secrets(text: str) -> str:
         if any(word in lower for word in _ASSIGNED_WORDS):
             text = re.sub(_ASSIGNED, lambda found: found[0].removesuffix(found["value"]) + REDACTED, text, flags=re.I)
     return re.sub(_OPTION, rf"\1{REDACTED}", text) if "--" in text else text
+
+
+URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)")
+
+
+def hide_in_urls(text: str) -> str:
+    """Replace the user info and query of every URL in a text (RFC 3986 §3), and remove fragments."""
+    return URL.sub(_strip_url, text)
+
+
+def _strip_url(match: re.Match[str]) -> str:
+    rest = match["rest"]
+    authority, slash, path = rest.partition("/")
+    before, _, query = path.partition("?")
+    authority, _, bare_query = authority.partition("?")
+    user, at, host = authority.rpartition("@")
+    shown = f"{REDACTED}@{host}" if at and user else host
+    hidden = f"?{REDACTED}" if query or bare_query else ""
+    return f"{match['scheme']}{shown}{slash}{before.partition('#')[0]}{hidden}"
 
 
 # -- places -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import cast
 import click
 
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.secrets import REDACTED, hide_in_urls
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
@@ -16,6 +17,7 @@ from induscode.cluster.contract import hide_password
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import define_command, read_cwd
 from induscode.launch.settings import (
+    APPROVALS_NOTIFY,
     CLUSTER_BROKERS,
     SERVE_VIEWS,
     SETTINGS,
@@ -91,6 +93,10 @@ def _build_row(settings: Settings, key: str) -> JsonObject:
         value = {name: view.to_json() for name, view in settings.get(SERVE_VIEWS).items()}
     if setting is CLUSTER_BROKERS:
         value = [hide_password(address) for address in settings.get(CLUSTER_BROKERS)]
+    if setting is APPROVALS_NOTIFY and isinstance(value, str) and "://" in value:
+        value = f"{'/'.join(hide_in_urls(value).split('/')[:3])}/{REDACTED}"  # the path of a webhook is its password
+    if isinstance(value, str):
+        value = hide_in_urls(value)
     if isinstance(value, tuple):
         value = list(cast("tuple[JsonValue, ...]", value))
     return {

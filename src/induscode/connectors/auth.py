@@ -15,10 +15,11 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Final, Literal, TypeAlias, cast, get_args
-from urllib.parse import quote, quote_plus, urljoin
+from urllib.parse import urljoin
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import list_spellings
 from indusagi.core.text import clean_json
 from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings
 from indusagi.interop.auth.metadata import IssuerMetadata, check_endpoint, get_origin_of
@@ -92,7 +93,7 @@ class Credentials:
         forms: dict[str, str] = {}
         for secret, name in self.secrets.items():
             if len(secret) >= _MIN_SECRET_CHARS:
-                forms |= dict.fromkeys((secret, quote(secret, safe=""), quote_plus(secret)), f"[{name}]")
+                forms |= dict.fromkeys(list_spellings(secret), f"[{name}]")
         if not forms:
             return value
         ordered = sorted(forms, key=len, reverse=True)

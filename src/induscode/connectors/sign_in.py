@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
@@ -87,6 +89,8 @@ async def find_left_over(configs: Iterable[ServerConfig]) -> Sequence[str]:
     """Find the resources with a stored sign-in that neither these servers nor a connector uses."""
     rows = await to_thread.run_sync(CredentialFiles().read_rows)
     connectors, _ = await to_thread.run_sync(ConnectorStore().read)
-    used = {canonical_resource(config.url) for config in configs if not isinstance(config, StdioServerConfig)}
-    used |= {canonical_resource(row.base_url) for row in connectors.values() if row.oauth is not None}
+    used = {canonical_resource(row.base_url) for row in connectors.values() if row.oauth is not None}
+    for config in configs:
+        with suppress(AuthFault):  # a url that isn't an address
+            used |= set() if isinstance(config, StdioServerConfig) else {canonical_resource(config.url)}
     return list(dict.fromkeys(row.key.resource for row in rows if row.key.resource not in used))

@@ -14,6 +14,7 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import hide_in_urls, hide_value
 from indusagi.net.address import FetchError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
     if base_url is not None:
         served = await _probe_server(base_url)
         if served is None:
-            raise NoModelError(f"{base_url} does not list its models: name one with --model")
+            raise NoModelError(f"{hide_in_urls(base_url)} does not list its models: name one with --model")
         return _add_key(served, environ)
     if environ.get("ANTHROPIC_API_KEY"):
         return _parse_model(f"anthropic:{ANTHROPIC_DEFAULT}", None, from_flag=False, environ=environ)
@@ -131,7 +132,7 @@ def _check_address(address: str) -> None:
     try:
         parse_url(address, with_user=True)
     except FetchError:
-        message = f"{address!r} is not a server address: write it as http://127.0.0.1:8080/v1"
+        message = f"{hide_in_urls(address)!r} is not a server address: write it as http://127.0.0.1:8080/v1"
         raise InvalidAddressError(message) from None
 
 
@@ -174,6 +175,8 @@ def _add_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
     key = environ.get(variable, "").strip() or None
     if key is not None and not (key.isascii() and key.isprintable()):
         raise NoModelError(f"{variable} has characters that no key has: copy it again")
+    if key is not None:
+        hide_value(key)
     if key is None and choice.base_url is None:
         raise NoModelError(f"{choice.label} needs a key: set {prefix}_API_KEY")
     return replace(choice, api_key=key)

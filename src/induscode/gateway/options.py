@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from indusagi.core.records import record
+from indusagi.core.secrets import hide_in_urls
 from induscode.cluster.broker import MISSING_EXTRA
 from induscode.cluster.contract import CAPACITY, CREDENTIALS_VARIABLE, ClusterSettings, find_node_name, parse_brokers
 from induscode.cluster.key import ClusterKey, read_any_key
@@ -451,9 +452,9 @@ def _check_url(flag: str, url: str) -> None:
     except ValueError:
         parts, is_valid = urlsplit(""), False
     if not is_valid or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or parts.username:
-        raise click.UsageError(f"{flag} {url!r}: write an https URL without query and fragment")
+        raise click.UsageError(f"{flag} {hide_in_urls(url)!r}: write an https URL without query and fragment")
     if parts.scheme == "http" and parts.hostname not in _LOCAL:
-        raise click.UsageError(f"{flag} {url!r}: write https, since http is not encrypted")
+        raise click.UsageError(f"{flag} {hide_in_urls(url)!r}: write https, since http is not encrypted")
 
 
 # -- nodes of a cluster -----------------------------------------------------------------------

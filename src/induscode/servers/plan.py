@@ -20,6 +20,7 @@ from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import hide_in_urls
 from indusagi.interop.protocol_bridge.contract import (
     CLUSTER_PREFIX,
     QUALIFIER,
@@ -44,7 +45,7 @@ from induscode.servers.config.rows import (
     is_switched_off,
     parse_row,
 )
-from induscode.servers.config.trust import TrustStore, describe_row, find_references, show_url
+from induscode.servers.config.trust import TrustStore, describe_row, find_references, show_arguments, show_url
 from induscode.servers.config.writer import change_row, own_config_path, read_own_config
 from induscode.servers.labels import join_labels
 
@@ -325,7 +326,12 @@ def build_config_facts(row: ServerRow) -> JsonObject:
     config = row.config
     target: JsonObject
     if isinstance(config, StdioServerConfig):
-        target = {"command": config.command, "args": [*config.args], "cwd": config.cwd, "env": [*config.env]}
+        target = {
+            "command": config.command,
+            "args": [*show_arguments(config.args, row.expansion)],
+            "cwd": config.cwd,
+            "env": [*config.env],
+        }
         target["sandbox"] = format_profile(config.sandbox)
     else:
         target = {"url": format_url(row), "headers": [*config.headers]}
@@ -437,7 +443,7 @@ def _build_remote_fields(
     except ValueError:
         is_valid = False
     if not is_valid:
-        raise _build_usage_error(f"{url!r} is not a valid address of a server")
+        raise _build_usage_error(f"{hide_in_urls(url)!r} is not a valid address of a server")
     pairs: JsonObject = {}
     for text in headers:
         name, colon, value = text.partition(":")

@@ -303,9 +303,10 @@ class SignInFacts:
 
 async def read_facts(name: str, url: str, store: CredentialStore, client: str) -> SignInFacts:
     """Read a client's stored sign-in to a URL without any requests."""
-    rows = await _read_rows(store, canonical_resource(url), client)
-    place = rows[-1].place if rows else ""
+    place = ""
     try:
+        rows = await _read_rows(store, canonical_resource(url), client)
+        place = rows[-1].place if rows else ""
         stored = await store.load(canonical_resource(url), client)
     except AuthFault as fault:
         return SignInFacts(name=name, state="unreadable", place=place, problem=str(fault))

@@ -19,7 +19,7 @@ from tests.support.transports import (
 
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import INPUT_ROUNDS, ClientSession, ServerFacts
-from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import (
     UNSUPPORTED_VERSION,
     ConnectionClosedError,
@@ -61,7 +61,7 @@ def unsupported(*versions: JsonValue) -> RpcError:
 
 
 def make_session(transport: Transport, limits: ServerLimits = LIMITS, **handlers: object) -> ClientSession:
-    return ClientSession(transport, limits, Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
+    return ClientSession(transport, StdioServerConfig("a", "a", limits=limits), Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
 
 
 async def connected(

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
+from indusagi.core.secrets import hide_in_urls
 from indusagi.interop.auth.contract import AuthFault, parse_texts
 
 
@@ -133,8 +134,8 @@ def split_address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.hostname, parts.port  # parsed on access
-    except ValueError as exc:
-        raise AuthFault(f"{url[:_SHOWN_CHARS]!r} is not an address: {exc}") from None
+    except ValueError:
+        raise AuthFault(f"{hide_in_urls(url)[:_SHOWN_CHARS]!r} is not an address") from None
     return parts
 
 

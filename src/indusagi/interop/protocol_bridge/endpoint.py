@@ -167,7 +167,7 @@ class ServerEndpointImpl:
                 text = f"{count:,} lines of its output were no protocol messages, and were skipped"
                 lines = () if self._process is None else self._process.read_invalid_lines()
                 if lines:
-                    first = clean_text(Redaction((self._config,)).hide(lines[0]))[0].strip()
+                    first = clean_text(session.redaction.hide(lines[0]))[0].strip()
                     text += f"; the first: {cut_text(first, 200)!r}"
                 notes = (*notes, Note(owner, text))
         fault, watch, slow_start = self._fault or self._listing_fault, self._start_watch, None

@@ -6,24 +6,39 @@ definition that contains one isn't stored at all: with the value replaced, it wo
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from indusagi.core.secrets import REDACTED, REFERENCE, hide_secrets, holds_secret, is_secret_name, quotes_value
+from indusagi.core.secrets import (
+    REDACTED,
+    REFERENCE,
+    URL,
+    hide_in_urls,
+    hide_secrets,
+    holds_secret,
+    is_distinct,
+    is_secret_name,
+    list_spellings,
+    quotes_value,
+)
+from indusagi.core.text import clean_json, iter_strings
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 
 if TYPE_CHECKING:
+    from indusagi.core.json import JsonValue
     from indusagi.interop.auth.contract import ServerAuth
 
 _MIN_CHARS = 4
 """Shorter values occur in any text by chance, and can be guessed."""
 _LONG_CHARS = 16
-"""Values of this length count as secrets under any name, unless they contain a slash or spaces: servers mention folders
-in their definitions."""
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<rest>[^\s'\"<>]+)")
+"""Values of this length count as secrets under any name, unless they're a path or contain spaces: servers mention
+folders in their definitions."""
+_MAX_LEARNED = 32
+"""Credentials of requests to remember: tokens are renewed all the time."""
+_PUBLIC_HEADERS = frozenset({"dpop"})
+"""A proof for one request."""
 
 
 class Redaction:
@@ -31,42 +46,96 @@ class Redaction:
 
     def __init__(self, servers: Iterable[ServerConfig] = ()) -> None:
         self._values: list[str] = []
-        self._secrets: set[str] = set()
+        self._spellings: list[str] = []
+        """Of every secret, the longest first, because one value may be part of another."""
+        self._certain: list[str] = []
+        """Of secrets that aren't likely to be data."""
+        self._learned: dict[str, Sequence[str]] = {}
+        """The spellings of credentials of requests, the newest last."""
         self.learn(servers)
 
     def learn(self, servers: Iterable[ServerConfig]) -> None:
         """Add the values of more servers."""
-        values = set(self._values)
-        for name, value in (pair for config in servers for pair in _values(config)):
-            if len(value) < _MIN_CHARS or re.search(REFERENCE, value):  # a value that's read later is no value yet
-                continue
-            values.add(value)
-            is_random = len(value) >= _LONG_CHARS and "/" not in value and not any(map(str.isspace, value))
-            if is_random or is_secret_name(name) or holds_secret(value):
-                # Verbatim and JSON-encoded.
-                self._secrets |= {value, json.dumps(value, ensure_ascii=False)[1:-1]}
-        # Longest first, because one value may be part of another.
-        self._values = sorted(values, key=lambda value: (-len(value), value))
+        pairs = [
+            (name, value)
+            for config in servers
+            for name, value in _values(config)
+            if len(value) >= _MIN_CHARS and not re.search(REFERENCE, value)  # a value that's read later is no value yet
+        ]
+        self._values = _sort({*self._values, *(value for _, value in pairs)})
+        self._add(
+            [pair for pair in pairs if _looks_random(pair[1]) or is_secret_name(pair[0]) or holds_secret(pair[1])]
+        )
+
+    def learn_headers(self, headers: Mapping[str, str]) -> None:
+        """Add the credentials in headers of a request."""
+        for name, text in headers.items():
+            value = text.rpartition(" ")[2]
+            if value not in self._learned and is_secret_name(name) and name not in _PUBLIC_HEADERS:
+                self._learned[value] = _sort(list_spellings(value))
+                if len(self._learned) > _MAX_LEARNED:
+                    del self._learned[next(iter(self._learned))]
+
+    def _add(self, secrets: Sequence[tuple[str, str]]) -> None:
+        spellings = {value: list_spellings(value) for _, value in secrets}
+        certain = {
+            value
+            for name, value in secrets
+            if is_distinct(value) and (is_secret_name(name) or quotes_value(value) or holds_secret(value))
+        }
+        self._spellings = _sort({*self._spellings, *(text for value in spellings for text in spellings[value])})
+        self._certain = _sort({*self._certain, *(text for value in certain for text in spellings[value])})
 
     def holds_secret(self, text: str) -> bool:
         """Return whether a text contains a secret value."""
-        return any(value in text for value in self._secrets) or quotes_value(text)
+        return any(value in text for value in self._spellings) or quotes_value(text)
 
     def clean(self, text: str) -> str:
         """Replace every configured value, secrets by shape, and credentials and queries of URLs."""
-        for value in self._values:
-            text = text.replace(value, REDACTED)
-        return hide_secrets(_URL.sub(_strip_url, text))
+        text = _replace(text, self._spellings)
+        return hide_secrets(hide_in_urls(_replace(text, self._values)))
 
     def hide(self, text: str) -> str:
         """Replace only secrets; for messages to the user, in which other values should stay readable."""
-        for value in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(value, REDACTED)
-        return hide_secrets(text)
+        return hide_secrets(_replace(text, self._spellings))
 
     def hide_lines(self, lines: Sequence[str]) -> tuple[str, ...]:
         """Hide secrets in lines; a private key spans several."""
         return tuple(self.hide("\n".join(lines)).split("\n")) if lines else ()
+
+    def hide_in_frame(self, frame: JsonValue) -> JsonValue:
+        """Replace secrets in what the server sends, except values that may be data."""
+        if not self._certain and not self._learned:
+            return frame
+        text = "\n".join(iter_strings(frame))
+        known = [value for values in (self._certain, *self._learned.values()) for value in values if value in text]
+        if not known:
+            return frame
+
+        def clean(text: str) -> tuple[str, int]:
+            cleaned = _replace(text, known)
+            return cleaned, cleaned != text
+
+        return clean_json(frame, clean)[0]
+
+
+_PATH = re.compile(r"[.~]?/|.*://|\D*$|[^A-Z]*$|[^a-z]*$")
+"""Matches what has slashes and isn't base64: a path, a URL, or a text without a mixture of letters and digits."""
+
+
+def _looks_random(value: str) -> bool:
+    is_path = "/" in value and _PATH.match(value) is not None
+    return len(value) >= _LONG_CHARS and not is_path and not any(map(str.isspace, value))
+
+
+def _sort(texts: Iterable[str]) -> list[str]:
+    return sorted(texts, key=lambda text: (-len(text), text))
+
+
+def _replace(text: str, values: Iterable[str]) -> str:
+    for value in values:
+        text = text.replace(value, REDACTED)
+    return text
 
 
 def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
@@ -74,16 +143,8 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
     if isinstance(config, StdioServerConfig):
         yield from config.env.items()
         yield from _list_passwords("\n".join((*config.env.values(), *config.args)))
-        # Arguments of options that name a secret: `--token=x` and `--token x`.
-        flag = ""
-        for arg in config.args:
-            name, _, value = arg.partition("=")
-            if is_secret_name(name) and name.startswith("-"):
-                flag = "" if value else name
-                yield name, value
-            elif flag:
-                yield flag, arg
-                flag = ""
+        for _, name, value in find_option_secrets(config.args):
+            yield name, value
         return
     for name, value in config.headers.items():
         yield name, value
@@ -100,6 +161,21 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
             yield "password", piece
             yield "password", unquote(piece)
         yield from pairs
+        # As written, too.
+        yield from ((name, value) for name, _, value in (pair.partition("=") for pair in parts.query.split("&")))
+
+
+def find_option_secrets(args: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the values of options that name a secret, `--token=x` and `--token x`, with their index and option."""
+    flag = ""
+    for index, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        if is_secret_name(name) and name.startswith("-"):
+            flag = "" if value else name
+            yield index, name, value
+        elif flag:
+            yield index, flag, arg
+            flag = ""
 
 
 def _list_sign_in_secrets(auth: ServerAuth | None) -> Iterator[tuple[str, str]]:
@@ -117,20 +193,8 @@ def _name_all(name: str, *values: str | None) -> Iterator[tuple[str, str]]:
 
 def _list_passwords(text: str) -> Iterator[tuple[str, str]]:
     """Yield the passwords of URLs in a text; not the `postgres` of `postgres://postgres:postgres@localhost`."""
-    for match in _URL.finditer(text):
+    for match in URL.finditer(text):
         password = match["rest"].partition("/")[0].rpartition("@")[0].partition(":")[2]
         if password and match[0].count(password) == 1:
             yield "password", password
             yield "password", unquote(password)
-
-
-def _strip_url(match: re.Match[str]) -> str:
-    """Keep a URL's scheme, host and path; replace user info and query (RFC 3986 §3)."""
-    rest = match["rest"]
-    authority, slash, path = rest.partition("/")
-    before, _, query = path.partition("?")
-    authority, _, bare_query = authority.partition("?")
-    user, at, host = authority.rpartition("@")
-    shown = f"{REDACTED}@{host}" if at and user else host
-    hidden = f"?{REDACTED}" if query or bare_query else ""
-    return f"{match['scheme']}{shown}{slash}{before.partition('#')[0]}{hidden}"

@@ -424,7 +424,7 @@ def install(
     for value in values:
         key, equals, text = value.partition("=")
         if not key or not equals:
-            raise click.UsageError(f"--set {value!r}: write NAME=VALUE")
+            raise click.UsageError("--set: write NAME=VALUE")
         given[key] = text
     invocation = read_invocation(context)
     url = invocation.settings.get(REGISTRY_URL)

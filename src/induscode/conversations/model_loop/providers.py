@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic_ai import exceptions as failures
 from pydantic_ai.profiles import ModelProfile
 
+from indusagi.core.secrets import hide_in_urls, hide_secrets
 from induscode.conversations.contract import FaultKind, ModelFault
 from induscode.conversations.model_loop.chat import ChatModel
 from induscode.conversations.model_loop.chat_messages import find_message
@@ -68,11 +69,12 @@ def to_model_fault(error: failures.AgentRunError, address: str | None = None) ->
     if not isinstance(error, failures.ModelAPIError):
         message = f"the model did not answer as it should: {error}"
     elif isinstance(error, failures.ModelConnectionError) and address:
-        message = f"{error.model_name} at {address}: {error.message.rstrip('.')}"
+        message = f"{error.model_name} at {hide_in_urls(address)}: {error.message.rstrip('.')}"
     else:
         detail = find_message(error.body)
         status = f" ({error.status_code})" if isinstance(error, failures.ModelHTTPError) else ""
         message = f"{error.model_name}{status}: {detail or error.message}"
+    message = hide_secrets(message)  # some providers repeat the key
     for category, kind, remedy in _KINDS:
         if isinstance(error, category):
             return ModelFault(kind, message, remedy)

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets import REFERENCE, SecretReference, SecretText, parse_secret
+from indusagi.core.secrets import (
+    REFERENCE,
+    SecretReference,
+    SecretText,
+    hide_value,
+    is_distinct,
+    is_secret_name,
+    parse_secret,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +69,8 @@ class ExpansionContext:
         """
         value = self.environ.get(name)
         if value:
+            if is_secret_name(name) and is_distinct(value):
+                hide_value(value)  # under whatever name the row hands it on
             return value
         if default is not None:
             return default

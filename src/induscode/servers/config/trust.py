@@ -24,6 +24,7 @@ from indusagi.core.records import record
 from indusagi.core.secrets import REDACTED, hide_secrets, looks_secret, parse_secret
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from indusagi.interop.protocol_bridge.redaction import find_option_secrets
 from induscode.core.consent import Consent, ConsentState, build_consent, digest_facts
 from induscode.servers.config.dialects import (
     PATTERNS,
@@ -178,6 +179,21 @@ def _show_reference(written: str) -> str:
 
 def _hide_literal(text: str) -> str:
     return text if _SCHEME_WORD.fullmatch(text) else REDACTED
+
+
+def show_arguments(args: Sequence[str], rule: Expansion) -> list[str]:
+    """Show arguments without passwords in URLs and values of options that name a secret. References stay."""
+    secrets = {
+        index: value for index, _, value in find_option_secrets(args) if value and not any(map(str.isspace, value))
+    }
+    return [
+        arg
+        if PATTERNS[rule].search(arg)
+        else arg.removesuffix(secrets[index]) + REDACTED
+        if index in secrets
+        else hide_secrets(arg)
+        for index, arg in enumerate(args)
+    ]
 
 
 def show_url(url: str, rule: Expansion = "none") -> str:
@@ -487,7 +503,7 @@ def _lines(row: ServerRow) -> list[str]:
         return f"{kind}: {quote(name)} " + ("(a value is set)" if shown is None else quote(shown))
 
     if isinstance(config, StdioServerConfig):
-        argv = [f"argument: {quote(argument)}" for argument in config.args]
+        argv = [f"argument: {quote(argument)}" for argument in show_arguments(config.args, rule)]
         cwd = [f"directory: {quote(config.cwd)}"] if config.cwd else []
         env = [line("variable", name, value) for name, value in config.env.items()]
         env += [f"variable: {quote(name)} (handed on from your environment)" for name in row.secrets]

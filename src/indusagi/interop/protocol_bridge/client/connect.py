@@ -150,7 +150,7 @@ async def _process_session(
     transport = watch.process = await start_server_process(config, partial(watch.report, "refused"))
     try:
         on_invalid = transport.keep_invalid_line
-        session = ClientSession(transport, config.limits, handlers, CLIENT_INFO, on_invalid_frame=on_invalid)
+        session = ClientSession(transport, config, handlers, CLIENT_INFO, on_invalid_frame=on_invalid)
         await session.connect(first)
         try:
             yield session

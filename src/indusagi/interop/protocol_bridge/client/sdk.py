@@ -276,7 +276,7 @@ async def _stream_session(
 ) -> AsyncGenerator[ClientSession]:
     failure: Exception | None = None
     async with opening as streams, stream_transport(streams, owned=False) as transport:
-        session = ClientSession(transport, config.limits, handlers, client_info)
+        session = ClientSession(transport, config, handlers, client_info)
         try:
             await session.connect()
         except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside the task group
@@ -321,7 +321,7 @@ async def _sdk_session(
     if sdk_session.protocol_version is None:
         await sdk_session.initialize()
     transport = SdkSessionTransport(sdk_session)
-    session = ClientSession(transport, config.limits, handlers, client_info)
+    session = ClientSession(transport, config, handlers, client_info)
     facts = session.facts = _read_session_facts(sdk_session)
     session.is_modern = facts.era == "modern"
     # A modern session subscribes to changes and would receive them twice.

@@ -46,7 +46,8 @@ from indusagi.interop.protocol_bridge.client.tasks import (
     read_related_task,
     requires_tasks,
 )
-from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig, ServerLimits
+from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig
+from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -134,12 +135,15 @@ class ClientSession:
     def __init__(
         self,
         transport: Transport,
-        limits: ServerLimits,
+        config: ServerConfig,
         handlers: Handlers,
         client_info: JsonObject,
         *,
         on_invalid_frame: Callable[[bytes], None] | None = None,
     ) -> None:
+        limits = config.limits
+        self.redaction = Redaction((config,))
+        """Hides the secrets of the row, and of requests, in what the server sends."""
         self.facts: ServerFacts | None = None
         self.on_list_changed: Callable[[Sequence[ItemKind]], None] = lambda _: None
         self.on_gap: Callable[[], None] = lambda: None
@@ -174,6 +178,7 @@ class ClientSession:
             in_flight=limits.in_flight,
             inbound=limits.inbound,
             on_invalid_frame=on_invalid_frame,
+            clean=self.redaction.hide_in_frame,
         )
 
     # -- handshake --------------------------------------------------------------------------
@@ -535,7 +540,7 @@ async def transport_session(
     transport: Transport, config: ServerConfig, handlers: Handlers, client_info: JsonObject
 ) -> AsyncGenerator[ClientSession]:
     """Open a session over a transport; close both on exit."""
-    session = ClientSession(transport, config.limits, handlers, client_info)
+    session = ClientSession(transport, config, handlers, client_info)
     try:
         await session.connect()
         yield session

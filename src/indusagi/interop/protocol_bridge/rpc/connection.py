@@ -187,7 +187,8 @@ class JsonRpcConnection:
 
     Without `on_request`, every method but `ping` is unknown. `on_notify` receives the peer's notifications, including
     progress of requests that are no longer pending; `on_unmatched` receives their responses, too. `in_flight` limits
-    our requests, and further ones wait; `inbound` limits the peer's, and further ones are refused.
+    our requests, and further ones wait; `inbound` limits the peer's, and further ones are refused. `clean` changes the
+    peer's frames.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class JsonRpcConnection:
         inbound: int = 8,
         on_invalid_frame: Callable[[bytes], None] | None = None,
         cancellation: Cancellation = MCP_CANCELLATION,
+        clean: Callable[[JsonValue], JsonValue] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.invalid_frames = 0
@@ -219,6 +221,7 @@ class JsonRpcConnection:
         self._slots = asyncio.Semaphore(in_flight)
         self._inbound_limit = inbound
         self._cancellation = cancellation
+        self._clean = clean
         self._pending: dict[RequestId, PendingRequest] = {}
         self._inbound: dict[RequestId | float, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -369,6 +372,8 @@ class JsonRpcConnection:
                 ]:
                     self.invalid_frames += 1
                     frame = [*responses]
+        if self._clean is not None:
+            frame = self._clean(frame)
         for message in frame if isinstance(frame, list) and frame else (frame,):
             self._dispatch(message)
         if self._on_invalid_frame is not None and self.invalid_frames > invalid and isinstance(data, bytes):

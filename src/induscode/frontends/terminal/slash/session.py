@@ -16,6 +16,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import is_ulid
 from indusagi.core.json import JsonObject, compact_json, estimate_tokens
 from indusagi.core.records import record
+from indusagi.core.secrets import hide_in_urls
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.cli.dialog import Choice, Question
@@ -168,7 +169,7 @@ async def _switch_model(host: SlashHost, rest: str) -> None:
     conversation = host.conversation
     if not rest:
         choice = conversation.choice
-        address = f" at {choice.base_url}" if choice.base_url else ""
+        address = f" at {hide_in_urls(choice.base_url)}" if choice.base_url else ""
         window = f", reads {format_tokens(choice.context_window)} tokens" if choice.context_window else ""
         host.screen.show(f"{choice.label}{address}{window}")
         return

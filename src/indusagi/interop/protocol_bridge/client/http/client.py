@@ -94,6 +94,8 @@ class HttpClient:
         self._headers = {"accept": "*/*", "user-agent": HttpPolicy().user_agent}
         self._headers |= {name.lower(): value for name, value in headers.items()} | url.authorization
         self._authorizer = authorizer
+        self.on_credentials: Callable[[Mapping[str, str]], None] = lambda _: None
+        """Receives the credentials of each request, so that they can be hidden in what the server sends."""
         # Some load balancers recognize a session by a cookie.
         self._cookies = CookieJar()
 
@@ -161,6 +163,7 @@ class HttpClient:
             return await self._send(method, target, headers, content)
         for tries_left in range(_MAX_AUTH_RETRIES, -1, -1):
             sent = await authorizer.build_headers(method, target.url)
+            self.on_credentials(sent)
             answer = await self._send(method, target, {**headers, **sent}, content)
             nonce = answer.headers.get("dpop-nonce", "")
             if answer.status not in _REFUSALS or not tries_left:

@@ -131,7 +131,8 @@ async def _connect(
     """Connect over a transport; an HTTP+SSE server must open its stream within `open_s`."""
     failure: Exception | None = None
     async with opening as transport:
-        session = ClientSession(transport, config.limits, handlers, client_info)
+        session = ClientSession(transport, config, handlers, client_info)
+        transport.http.on_credentials = session.redaction.learn_headers
         try:
             if isinstance(transport, SseTransport):
                 async with asyncio.timeout(open_s):
@@ -184,7 +185,7 @@ class SseTransport(QueuedTransport):
         super().__init__()
         self.via = http.via
         """Origin of the proxy, if any."""
-        self._http = http
+        self.http = http
         self._limits = limits
         self._requests: dict[RequestId, anyio.CancelScope] = {}
         """Posts of requests in transit."""
@@ -204,10 +205,10 @@ class SseTransport(QueuedTransport):
         """Deliver messages until the stream ends."""
         message, detail = "ended its stream of events", FaultDetail(reason="closed")
         try:
-            async with self._http.request("GET", {"accept": EVENTS, "cache-control": "no-store"}) as answer:
+            async with self.http.request("GET", {"accept": EVENTS, "cache-control": "no-store"}) as answer:
                 check_content_type(answer, EVENTS)
                 parser, url = EventParser(self._limits.frame_bytes), answer.target
-                await self._http.read_events(answer, parser, lambda event: self._handle_event(event, url))
+                await self.http.read_events(answer, parser, lambda event: self._handle_event(event, url))
         except HttpRequestError as exc:
             if exc.detail.reason != "closed":
                 message, detail = exc.message, exc.detail
@@ -267,8 +268,8 @@ class SseTransport(QueuedTransport):
     ) -> None:
         try:
             with scope:
-                async with self._http.request("POST", _POST_HEADERS, content, target) as answer:
-                    await self._http.discard_body(answer)
+                async with self.http.request("POST", _POST_HEADERS, content, target) as answer:
+                    await self.http.discard_body(answer)
         except HttpRequestError as exc:
             self.fail(request_id, exc.describe(), exc.detail, exc.error)
         finally:

@@ -124,7 +124,7 @@ class StreamableHttpTransport(QueuedTransport):
         """The session over this transport, which gets its notes."""
         self.via = http.via
         """Origin of the proxy, if any."""
-        self._http = http
+        self.http = http
         self._limits = limits
         self._is_verbatim = verbatim
         self._headers = McpHeaders()
@@ -211,7 +211,7 @@ class StreamableHttpTransport(QueuedTransport):
         if self._session_id is None:
             return
         with suppress(HttpRequestError), anyio.move_on_after(self._limits.close_s, shield=True):
-            async with self._http.request("DELETE", self._build_stream_headers("*/*")):
+            async with self.http.request("DELETE", self._build_stream_headers("*/*")):
                 pass
 
     # -- requests ---------------------------------------------------------------------------
@@ -232,11 +232,11 @@ class StreamableHttpTransport(QueuedTransport):
 
     async def _exchange(self, request: ResumableRequest, content: bytes, headers: dict[str, str]) -> None:
         parser = EventParser(self._limits.frame_bytes)
-        async with self._http.request("POST", headers, content) as answer:
+        async with self.http.request("POST", headers, content) as answer:
             if request.method == "initialize":
                 self._session_id = answer.headers.get(_SESSION_HEADER)
             if check_content_type(answer, JSON, EVENTS) == JSON:
-                frame = self._decode(await self._http.read_body(answer))
+                frame = self._decode(await self.http.read_body(answer))
                 if not _is_response(frame):
                     raise _build_invalid_error(_NO_ANSWER)
                 self._answer(request, frame)
@@ -255,7 +255,7 @@ class StreamableHttpTransport(QueuedTransport):
                 return
             try:
                 headers = self._build_stream_headers(last_id=parser.last_id)
-                async with self._http.request("GET", headers) as answer:
+                async with self.http.request("GET", headers) as answer:
                     check_content_type(answer, EVENTS)
                     failures, retry_s = 0, None
                     await self._read_stream(request, answer, parser)
@@ -268,7 +268,7 @@ class StreamableHttpTransport(QueuedTransport):
 
     async def _read_stream(self, request: ResumableRequest, answer: HttpAnswer, parser: EventParser) -> None:
         try:
-            await self._http.read_events(answer, parser, partial(self._take_event, request))
+            await self.http.read_events(answer, parser, partial(self._take_event, request))
         except HttpRequestError as exc:
             if exc.detail.reason != "closed":
                 raise
@@ -333,13 +333,13 @@ class StreamableHttpTransport(QueuedTransport):
             began_at, is_open, retry_s = loop.time(), False, None
             try:
                 headers = self._build_stream_headers(last_id=parser.last_id)
-                async with self._http.request("GET", headers) as answer:
+                async with self.http.request("GET", headers) as answer:
                     check_content_type(answer, EVENTS)
                     is_open = True
                     if had_stream and self.session is not None:
                         self.session.on_gap()
                     had_stream = True
-                    await self._http.read_events(answer, parser, partial(self._take_event, None))
+                    await self.http.read_events(answer, parser, partial(self._take_event, None))
             except HttpRequestError as exc:
                 if not is_open and not is_passing(exc.detail):
                     return
