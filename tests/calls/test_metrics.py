@@ -94,7 +94,9 @@ def test_names_are_escaped_and_their_number_is_bounded(monkeypatch: pytest.Monke
 
 async def test_a_host_serves_metrics_with_the_token_of_the_user_only() -> None:
     host = create_provider_host(Bench().box)
-    settings = HttpSettings(tokens=(TOKEN,), more_tokens=("v" * 32,), metrics=CallMetrics().render)
+    settings = HttpSettings(
+        tokens=(TOKEN,), view_tokens={"v" * 32: "v"}, views={"v": lambda _: True}, metrics=CallMetrics().render
+    )
     async with host.serve_http(settings) as serving, httpx2.AsyncClient() as client:
         url = serving.url.replace("/mcp", "/metrics")
         assert (await client.get(url)).status_code == 401

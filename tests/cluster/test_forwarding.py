@@ -118,6 +118,8 @@ async def test_request_is_forwarded_with_its_owner_and_without_credentials() -> 
                 "principal": "ada",
                 "client_id": "c",
                 "scopes": ["a", "b"],
+                "view": "",
+                "credential": "user",
             }
         ],
     )

@@ -124,7 +124,7 @@ def test_descriptions_and_schemas_are_those_of_the_view() -> None:
 
 def test_the_token_comes_before_the_principal_and_the_principal_before_the_name() -> None:
     views = parse_views({"a": {"clients": ["ed*"]}, "b": {"principals": ["ada"]}, "c": {"token_env": "T"}})
-    assert find_view(views, token="c", principal="ada", client="editor") is views["c"]
+    assert find_view(views, named="c", principal="ada", client="editor") is views["c"]
     assert find_view(views, principal="ada", client="editor") is views["b"]
     assert find_view(views, principal="eve", client="editor") is views["a"]
     assert find_view(views, client="other") is None
@@ -132,7 +132,7 @@ def test_the_token_comes_before_the_principal_and_the_principal_before_the_name(
 
 def test_tokens_are_read_from_variables_and_an_unset_one_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     views = parse_views({"a": {"token_env": "A"}, "b": {"token_env": "B"}, "c": {}})
-    assert read_view_tokens(views, {"A": " secret\n"}) == {b"secret": "a"}
+    assert read_view_tokens(views, {"A": " secret\n"}) == {"secret": "a"}
     assert "view 'b': B is not set" in capsys.readouterr().err
 
 
@@ -171,10 +171,10 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
         {"phone": {"token_env": "T", "servers": ["web"]}, "editor": {"clients": ["ed"], "rename": {"git__log": "log"}}}
     )
     typed: ToolBox = box
-    viewed = GatewayViews(lambda: typed, views, {two.encode(): "phone"})
+    viewed = GatewayViews(lambda: typed, views)
     host = create_provider_host(lambda: typed, choose_view=viewed.choose)
     async with (
-        host.serve_http(HttpSettings(tokens=(one,), more_tokens=(two,))) as serving,
+        host.serve_http(HttpSettings(tokens=(one,), view_tokens={two: "phone"}, views=viewed.list_open())) as serving,
         httpx2.AsyncClient() as http,
     ):
 

@@ -93,6 +93,8 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
             {"v": {"token_env": 3}},
         ],
     ),
+    "serve.calls_per_day": (100, 100, [-1, "100", 1.5, None]),
+    "serve.tokens_per_day": (0, 0, [-1, True, 10**13]),
     "cluster.affinity": ({"a": "gpu-*"}, {"a": "gpu-*"}, ["a", {"a": ""}, {"a": 1}, None]),
     "cluster.brokers": (["nats://a"], ("nats://a",), ["nats://a", [""], [1], None]),
     "cluster.credentials_file": ("~/broker", "~/broker", ["", 1]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -96,7 +97,8 @@ def challenges(response: httpx2.Response) -> str:
 @asynccontextmanager
 async def protected(issuer: Issuer | None = None, **settings: Any) -> AsyncGenerator[Resource]:
     """Run a host, and an issuer if none is given; the keys are there when the block begins."""
-    http = {name: settings.pop(name) for name in ("allowed_origins", "requests_each", "place_s") if name in settings}
+    known = {one.name for one in fields(HttpSettings)}
+    http = {name: settings.pop(name) for name in [*settings] if name in known}
     async with running_issuer() as own:
         chosen, bench = issuer or own, Bench()
 

@@ -202,6 +202,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("AKIA", "ASIA", "AROA", "AIDA"), r"\bA(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}\b"),
     (("AIza", "ya29.", "GOCSPX-"), r"\b(?:AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})"),
     (("eyJ",), r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),  # a JSON Web Token
+    (("indus_",), r"\bindus_[A-Za-z0-9]{40,}"),  # ours
     (("npm_", "pypi-"), r"\bnpm_[A-Za-z0-9]{30,}|\bpypi-[\w-]{40,}"),
     (("dckr_", "rubygems_"), r"\bdckr_(?:pat|oat)_[\w-]{20,}|\brubygems_[0-9a-f]{40,}"),
     (("hf_", "gsk_", "xai-", "r8_"), r"\b(?:hf_|gsk_|xai-|r8_)[A-Za-z0-9]{24,}"),

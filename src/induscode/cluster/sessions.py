@@ -236,6 +236,8 @@ class ClusterSessions:
             "principal": identity.principal,
             "client_id": identity.client_id,
             "scopes": cast("JsonValue", scopes),
+            "view": identity.view,
+            "credential": identity.credential,
         }
         self._node.send_first(channel, node, frame)
 
@@ -296,6 +298,7 @@ class ForwardedConnection:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.writable = self.room = channel.writable
+        self.peer = ""
         self._request: HttpRequest | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -329,14 +332,16 @@ class ForwardedConnection:
             raise HttpRefusal(400, "the forwarded request is invalid") from exc
         request = HttpRequest(self, event)
         request.body = str(frame.get("body", "")).encode("latin-1", "replace")
-        scopes = frame.get("scopes")
+        scopes, credential = frame.get("scopes"), "principal" if isinstance(frame.get("scopes"), list) else "view"
+        if credential == "principal" and frame.get("credential") == "token":
+            credential = "token"
         request.identity = ClientIdentity(
             owner=owner,
             principal=str(frame.get("principal", "")),
             client_id=str(frame.get("client_id", "")),
             scopes=frozenset(map(str, scopes)) if isinstance(scopes, list) else None,
-            # Only session requests are forwarded, never the page or `/health`.
-            credential="principal" if isinstance(scopes, list) else "view",
+            credential=credential,  # only session requests are forwarded, never the page or `/health`
+            view=str(frame.get("view", "")),
         )
         return request
 

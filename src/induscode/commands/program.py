@@ -42,6 +42,7 @@ _COMMANDS = {
     "rewind": LazyCommand("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
     "permissions": LazyCommand("say which rule decides about a call", "induscode.commands.permissions"),
     "approvals": LazyCommand("answer the calls of a gateway that wait for you", "induscode.commands.approvals"),
+    "tokens": LazyCommand("create and revoke tokens of indus serve --http", "induscode.commands.tokens"),
     "settings": LazyCommand("show, find and check the settings", "induscode.commands.settings"),
     "completion": LazyCommand("print the completion script of a shell", "induscode.commands.program"),
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, cast
+from urllib.parse import quote as quote_url
 
 import click
 
@@ -24,6 +25,7 @@ from induscode.servers.plan import find_row
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
+    from induscode.launch.views import View
 
 _ENTRY_FLAGS = ("stdio", "print_config", "install", "uninstall", "dry_run")
 """Flags about the entry itself; stdio is the default."""
@@ -37,7 +39,7 @@ def change_entry(context: click.Context, options: ServeOptions) -> int:
     client = params["install"] or params["uninstall"]
     path = find_client_file(CLIENTS[client], os.environ)
     if params["install"] is None:
-        url = None if options.settings is None else _build_address(options.settings, "--uninstall").url
+        url = None if options.settings is None else _build_address(options.settings, "--uninstall", options.view).url
         plan = partial(plan_uninstall, CLIENTS[client], name, path, url)
         done, unchanged = f"Removed server {name!r} from {path}", f"{path} has no server {name!r}"
         return _apply_change(plan, done, unchanged, dry_run=params["dry_run"])
@@ -89,7 +91,7 @@ def _build_entry(context: click.Context, options: ServeOptions, client: str, fla
         find_row(plan, options.transparent)
     if invocation.tools:
         list_native_tools(invocation)
-    address = None if options.settings is None else _build_address(options.settings, flag)
+    address = None if options.settings is None else _build_address(options.settings, flag, options.view)
     command = (*build_own_command(), "serve", *_format_flags(context))
     entry = Entry(name=options.name, command=command, address=address)
     obstacle = CLIENTS[client].find_obstacle(entry)
@@ -107,7 +109,7 @@ def _explain_http(entry: Entry, client: str) -> None:
         print_status(f"set {TOKEN_VARIABLE} to the token that the gateway prints when it creates one")
 
 
-def _build_address(settings: HttpSettings, flag: str) -> Address:
+def _build_address(settings: HttpSettings, flag: str, view: View | None = None) -> Address:
     if settings.port == 0:
         raise click.UsageError(f"{flag} needs a fixed port")
     host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
@@ -116,6 +118,8 @@ def _build_address(settings: HttpSettings, flag: str) -> Address:
     auth = settings.auth
     if auth is not None and auth.public_url is not None:
         url = auth.public_url
+    if view is not None:
+        url = f"{url.rstrip('/')}/v/{quote_url(view.name, safe='')}"
     # With access tokens the client signs in itself.
     return Address(url=url, with_token=auth is None and not settings.without_token)
 

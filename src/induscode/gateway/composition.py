@@ -35,11 +35,15 @@ from induscode.permissions import build_gateway_checks
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
+    from indusagi.interop.protocol_bridge.host.catalog import ServedView
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.runtime.calls import CallingClient
     from induscode.calls.telemetry import CallMetrics
     from induscode.cluster.sessions import TaskHandles
     from induscode.conversations.agents.delegate import SubSessions
     from induscode.gateway.approvals.queue import ApprovalMode
     from induscode.gateway.page.site import PageSite
+    from induscode.gateway.token_book import TokenBook
     from induscode.permissions.confirm import Approver
 
 # -- host -------------------------------------------------------------------------------------
@@ -69,14 +73,20 @@ class GatewayParts:
         self.searched = SearchedBoxes(options.search, print_note, opening.record_search)
         views = context.invocation.settings.get(SERVE_VIEWS)
         tokens = read_view_tokens(views, os.environ, over_http=options.settings is not None)
-        chosen = GatewayViews(opening.box, views, tokens, options.view, offered, self.searched.wrap) if views else None
+        self.views = GatewayViews(opening.box, views, options.view, offered, self.searched.wrap)
+        self.book: TokenBook | None = None
+        if options.settings is not None:
+            from induscode.gateway.token_book import TokenBook  # noqa: PLC0415 — over HTTP only
+
+            self.book = TokenBook(default=options.budget, node="" if context.node is None else context.node.info.node)
+            self.book.report = opening.record_client
         self.ready = anyio.Event()
         """Set once the first servers have listed their tools."""
         self.host = create_provider_host(
             self.searched.wrap(opening.box),
             context.info,
             ready=self.ready,
-            choose_view=None if chosen is None else chosen.choose,
+            choose_view=self._choose_view if views or self.book is not None else None,
             content=offered,
             opened=opening.opened,
             tasks=None if offered is None else self.tasks,
@@ -94,8 +104,20 @@ class GatewayParts:
 
             self.metrics = CallMetrics(opening.count_dropped)
             auth = settings.auth and replace(settings.auth, on_identity=opening.record_client, on_note=print_note)
-            more = [token.decode() for token in tokens]
-            self.settings = replace(settings, auth=auth, metrics=self.metrics.render, more_tokens=more, site=self.site)
+            self.settings = replace(
+                settings,
+                auth=auth,
+                metrics=self.metrics.render,
+                view_tokens=tokens,
+                named=self.book,
+                views=self.views.list_open(),
+                site=self.site,
+            )
+
+    def _choose_view(self, identity: ClientIdentity, client: CallingClient) -> ServedView | None:
+        if self.book is not None:
+            self.book.note_client(identity, client)
+        return self.views.choose(identity, client)
 
 
 def print_note(note: Note) -> None:
@@ -159,6 +181,8 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         )
         if context.node is not None:
             context.node.follow(session.mcp.fleet)
+        if parts.book is not None:
+            parts.book.write_event = session.mcp.journal.record_token
         approvals = build_queue(context)
         approvals.hide, approvals.write_event = session.mcp.hide_secrets, session.mcp.journal.record_approval
         stack.callback(approvals.store.close)
@@ -172,7 +196,8 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards, open_approver
         )
-        gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines, approvals)
+        checks = context.hooks.limit_checks(checks)
+        gateway = Gateway(session, context, checks, content, parts.lines, approvals, parts.book)
         if checks.flow is not None:
             checks.flow.connect(session.mcp)
             parts.tasks.on_adopted.add(checks.flow.adopt_task)
@@ -183,6 +208,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
             ServerContent(session.mcp, wrap, session.native.context),
             gateway.is_ourselves,
             gateway.denies_item,
+            parts.book,
         )
         if agents is not None:
             from induscode.gateway.agents import attach_gateway  # noqa: PLC0415 — with a model only

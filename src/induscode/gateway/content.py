@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ProgressSink
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.capability import BridgeCapability
+    from induscode.gateway.token_book import TokenBook
 
 INSTRUCTIONS_CHARS = 16_000
 """Limit for the combined instructions; each server gets a quarter of it."""
@@ -95,6 +96,7 @@ class GatewayContent:
         self._bridge: BootedBridge | None = None
         self._is_ourselves: Callable[[str], bool] = lambda _: False
         self._denies_item: Callable[[RemoteToolRef], bool] = lambda _: False
+        self._book: TokenBook | None = None
         self._content: ServerContent | None = None
         self._tasks: TaskGroup | None = None
         self._clients: dict[ContentClient, Callable[[str], bool]] = {}
@@ -112,13 +114,14 @@ class GatewayContent:
         content: ServerContent,
         is_ourselves: Callable[[str], bool],
         denies_item: Callable[[RemoteToolRef], bool] = lambda _: False,
+        book: TokenBook | None = None,
     ) -> None:
         """Serve a bridge's servers, except any that turn out to be this gateway.
 
-        `denies_item` returns whether the current caller may never use an item.
+        `denies_item` returns whether the current caller may never use an item; `book` has its budget.
         """
         self._bridge, self._content, self._is_ourselves = bridge, content, is_ourselves
-        self._denies_item = denies_item
+        self._denies_item, self._book = denies_item, book
         self.refresh()
 
     def follow(self, tasks: TaskGroup | None) -> None:
@@ -318,9 +321,19 @@ class GatewayContent:
     async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
         """Answer `resources/read`, `prompts/get`, `completion/complete` or a skills request of the current caller."""
         await self.listed.wait()
-        content = self._content
-        if content is None:
+        if self._content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
+        book = None if method == "completion/complete" else self._book
+        if book is not None and (refusal := await book.take()):
+            raise RpcError(_REFUSED, refusal)
+        result = await self._answer(self._content, method, params, on_progress)
+        if book is not None:
+            book.count_content(params, result)
+        return result
+
+    async def _answer(
+        self, content: ServerContent, method: str, params: JsonObject, on_progress: ProgressSink | None
+    ) -> JsonObject:
         server = ""
         try:
             if method == "resources/read":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
+    from induscode.gateway.token_book import TokenBook
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks
     from induscode.permissions.call_facts import CallFacts
@@ -152,7 +153,14 @@ class GatewayBox:
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run one call. Unknown and disabled tools yield an error outcome."""
+        """Run one call within its client's budget. Unknown and disabled tools yield an error outcome."""
+        book, run = self.gateway.book, partial(self.run_call, call, cancel, on_progress)
+        return await (run() if book is None else book.run(call, run))
+
+    async def run_call(
+        self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None
+    ) -> ToolOutcome:
+        """Run one call that its client's budget allows."""
         call = replace(call, name=self.qualified.get(call.name, call.name))
         if call.name in self.remote.runner.cards:
             outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
@@ -179,7 +187,7 @@ class GatewayBox:
                     observer.start(call, disabled).finish(outcome)
                 return outcome
             # Approved or listed in the meantime: the current box has it.
-            return await self.gateway.box().run(call, cancel, on_progress=on_progress)
+            return await self.gateway.box().run_call(call, cancel, on_progress)
         if call.name == RUN_CODE and current_entry.get() is None:  # a view would have set it
             current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
@@ -277,6 +285,7 @@ class Gateway:
         content: GatewayContent,
         lines: StatusLines,
         approvals: ApprovalQueue,
+        book: TokenBook | None = None,
     ) -> None:
         self.session = session
         self.plan = context.plan
@@ -292,7 +301,7 @@ class Gateway:
         self._changed = anyio.Event()
         self._changing = anyio.Lock()
         self._lines = lines
-        self.approvals = approvals
+        self.approvals, self.book = approvals, book
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
 

@@ -22,16 +22,19 @@ from induscode.cluster.contract import CAPACITY, CREDENTIALS_VARIABLE, ClusterSe
 from induscode.cluster.key import ClusterKey, read_any_key
 from induscode.cluster.opening import CREDENTIALS_HELP, KEY_HELP, add_credentials, find_key_file, load_key
 from induscode.gateway.recursion import EVERYWHERE
+from induscode.gateway.tokens import Budget
 from induscode.launch.flags import FlagGroup, FlagKind, FlagSection, FlagSpec, choice
 from induscode.launch.options import PROFILES, is_given, is_given_at_any_level, refuse_combinations
 from induscode.launch.settings import (
     APPROVALS_MODE,
+    CALLS_PER_DAY,
     CLUSTER_AFFINITY,
     CLUSTER_BROKERS,
     CLUSTER_CREDENTIALS,
     CLUSTER_IDLE,
     CLUSTER_KEY_FILE,
     SERVE_VIEWS,
+    TOKENS_PER_DAY,
     TOOL_SEARCH_ALWAYS_LIST,
     TOOL_SEARCH_MODE,
 )
@@ -57,6 +60,8 @@ SESSIONS = 256
 CONNECTIONS = 2_048
 REQUESTS = 2_048
 REQUESTS_PER_TOKEN = 1_024
+PRINCIPAL_REQUESTS = 256
+PRINCIPAL_RATE = 200.0
 SECRET_VARIABLE = "INDUS_SERVE_CLIENT_SECRET"
 _MOST = 65_536
 """Upper bound of a limit: the number of TCP ports."""
@@ -97,6 +102,18 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
         "--max-requests-per-token",
         "requests at once of one session, or of one token without sessions",
         REQUESTS_PER_TOKEN,
+    ),
+    _http.value(
+        "--max-requests-per-principal",
+        "N",
+        f"the most requests at once of one principal; {PRINCIPAL_REQUESTS} by default.",
+        schema={"type": "integer", "minimum": 1},
+    ),
+    _http.value(
+        "--max-rate-per-principal",
+        "N",
+        f"the most requests per second of one principal; {PRINCIPAL_RATE:g} by default.",
+        schema={"type": "number", "exclusiveMinimum": 0},
     ),
     _serving.value(
         "--profile",
@@ -191,18 +208,6 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
     ),
     _auth.switch("--require-dpop", "refuse tokens that are not bound to a key (DPoP)."),
     _auth.switch("--dpop-nonce", "refuse DPoP proofs without a nonce of ours."),
-    _auth.value(
-        "--max-requests-per-principal",
-        "N",
-        "the most requests at once of one principal; 256 by default.",
-        schema={"type": "integer", "minimum": 1},
-    ),
-    _auth.value(
-        "--max-rate-per-principal",
-        "N",
-        "the most requests per second of one principal; 200 by default.",
-        schema={"type": "number", "exclusiveMinimum": 0},
-    ),
     _serving.of(
         CLUSTER_BROKERS,
         FlagKind.VALUE,
@@ -268,6 +273,8 @@ class ServeOptions:
     """With HTTP: the page at `/ui`, read-only or full."""
     approvals: str | None = None
     """Overrides the setting approvals.mode."""
+    budget: Budget = field(default_factory=Budget)
+    """Limits per day of each principal of the authorization server."""
     is_ui: bool = False
     """Whether this is `indus ui`, which always prints the page's address with its key."""
     opens_browser: bool = False
@@ -299,6 +306,7 @@ def read_serve_options(context: click.Context, invocation: Invocation) -> ServeO
         search=read_search_options(invocation.settings, params["search"], params["always_list"]),
         page="off" if settings is None or is_relay else params["page"] or "full",
         view=_find_named_view(params["view"], invocation.settings.get(SERVE_VIEWS)),
+        budget=Budget(calls=invocation.settings.get(CALLS_PER_DAY), tokens=invocation.settings.get(TOKENS_PER_DAY)),
         cluster=None if cluster is None else complete_cluster(context, cluster, invocation),
     )
 
@@ -378,6 +386,8 @@ def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
         connections=params["max_connections"] or CONNECTIONS,
         requests=params["http_requests"] or REQUESTS,
         requests_each=params["max_requests_per_token"] or REQUESTS_PER_TOKEN,
+        principal_requests=params["max_requests_per_principal"] or PRINCIPAL_REQUESTS,
+        principal_rate=params["max_rate_per_principal"] or PRINCIPAL_RATE,
     )
     # Each session of a relay starts its own server process.
     sessions, most = params["max_sessions"], settings.sessions
@@ -431,7 +441,6 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
         if not os.environ.get(SECRET_VARIABLE):
             raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}")
         introspection = IntrospectionClient(client_id=params["introspect"], client_secret=os.environ[SECRET_VARIABLE])
-    chosen = {"requests": params["max_requests_per_principal"], "rate": params["max_rate_per_principal"]}
     return ResourceSettings(
         issuer=issuer,
         public_url=public_url,
@@ -440,7 +449,6 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
         introspection=introspection,
         requires_dpop=params["require_dpop"],
         requires_nonce=params["dpop_nonce"],
-        **{name: value for name, value in chosen.items() if value is not None},
     )
 
 

@@ -124,19 +124,19 @@ class ViewBox(ToolBoxLayer):
 
 def read_view_tokens(
     views: Mapping[str, View], environ: Mapping[str, str], *, over_http: bool = False
-) -> dict[bytes, str]:
+) -> dict[str, str]:
     """Read view tokens from their environment variables. An unset one is reported and gets no token.
 
     Two views can't share a token, and `over_http` it must be one that the HTTP host takes.
     """
-    tokens: dict[bytes, str] = {}
+    tokens: dict[str, str] = {}
     for view in views.values():
         token = environ.get(view.token_env, "").strip() if view.token_env else ""
         if not token:
             if view.token_env:
                 print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
             continue
-        other = tokens.setdefault(token.encode("utf-8", "surrogateescape"), view.name)
+        other = tokens.setdefault(token, view.name)
         problem = ""
         if other != view.name:
             problem = f"is that of the view {other!r}; give each a token of its own"
@@ -163,20 +163,19 @@ def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> N
 class GatewayViews:
     """The views of a gateway, each with a toolbox rebuilt whenever the gateway's changes.
 
-    `source` returns the gateway's current toolbox, `tokens` maps tokens to view names, `forced` is a view for every
-    client, and `wrap` puts a search in front of a view's toolbox.
+    `source` returns the gateway's current toolbox, `forced` is a view for every client, and `wrap` puts a search in
+    front of a view's toolbox.
     """
 
     def __init__(
         self,
         source: BoxSource,
         views: Mapping[str, View],
-        tokens: Mapping[bytes, str] | None = None,
         forced: View | None = None,
         content: GatewayContent | None = None,
         wrap: Callable[[BoxSource], Callable[[], ToolBox]] = serve_current,
     ) -> None:
-        self._source, self._views, self._tokens, self._forced = source, views, tokens or {}, forced
+        self._source, self._views, self._forced = source, views, forced
         self._built: dict[str, tuple[ServedBox, ViewBox]] = {}
         self._served = {
             name: ServedView(
@@ -189,9 +188,23 @@ class GatewayViews:
     def choose(self, identity: ClientIdentity, client: CallingClient) -> ServedView | None:
         """Return the client's view, or `None` if it has none."""
         view = self._forced or find_view(
-            self._views, token=self._tokens.get(identity.owner, ""), principal=identity.principal, client=client.name
+            self._views, named=identity.view, principal=identity.principal, client=client.name
         )
         return None if view is None else self._served[view.name]
+
+    def list_open(self) -> dict[str, Callable[[ClientIdentity], bool]]:
+        """Map the views with a path to the clients that may open them."""
+        views = self._views if self._forced is None else {self._forced.name: self._forced}
+        return {name: partial(self._may_open, view) for name, view in views.items()}
+
+    def _may_open(self, view: View, identity: ClientIdentity) -> bool:
+        """Return whether a client may open a view that its token doesn't name.
+
+        A principal with views may open these only, one without any only a view that is nobody's.
+        """
+        principal = identity.principal
+        bound = [one.name for one in self._views.values() if matches(principal, one.principals)]
+        return not principal or view.name in bound or not (bound or view.principals)
 
     def _build_box(self, view: View) -> ViewBox | None:
         box, known = self._source(), self._built.get(view.name)

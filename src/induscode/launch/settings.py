@@ -252,6 +252,18 @@ SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     {},
     Values(parse_views, {"type": "object"}),
 )
+CALLS_PER_DAY = Setting(
+    "serve.calls_per_day",
+    "The most calls per day (UTC) of each principal of indus serve --auth; 0: no limit.",
+    0,
+    _integer(0, 1_000_000_000),
+)
+TOKENS_PER_DAY = Setting(
+    "serve.tokens_per_day",
+    "The most estimated tokens per day (UTC) of each principal's calls at indus serve --auth; 0: no limit.",
+    0,
+    _integer(0, 1_000_000_000_000),
+)
 CLUSTER_AFFINITY = Setting(
     "cluster.affinity",
     "Where servers of a cluster run if there is room: a pattern of node names for each.",

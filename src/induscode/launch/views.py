@@ -82,13 +82,10 @@ def matches(name: str, patterns: Collection[str]) -> bool:
     return any(matches_parts(name, pattern.split("*")) for pattern in patterns)
 
 
-def find_view(views: Mapping[str, View], *, token: str = "", principal: str = "", client: str = "") -> View | None:
-    """Find a client's view: by token, then principal, then client name.
-
-    `token` is the name of the view whose token the client presented.
-    """
-    if token in views:
-        return views[token]
+def find_view(views: Mapping[str, View], *, named: str = "", principal: str = "", client: str = "") -> View | None:
+    """Find a client's view: the one `named` by its token or path, or by its principal, or by its client's name."""
+    if named:
+        return views[named]
     for view in views.values():
         if principal and matches(principal, view.principals):
             return view

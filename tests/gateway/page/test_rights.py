@@ -192,7 +192,8 @@ async def served(tokens: TokenMode, page: PageMode, monkeypatch: pytest.MonkeyPa
     async with running_issuer() as issuer, httpx2.AsyncClient(timeout=LIMIT_S, verify=False) as client:
         settings = HttpSettings(
             tokens=[USER] if tokens == "token" else None,
-            more_tokens=[VIEW],
+            view_tokens={VIEW: "phone"},
+            views={"phone": lambda _: True},
             without_token=tokens == "no-token",
             auth=ResourceSettings(issuer=issuer.url) if tokens == "auth" else None,
             metrics=lambda: "# none\n",

@@ -39,7 +39,7 @@ CLAIMS: dict[str, Any] = {
 def check(is_introspected: bool = False, settings: ResourceSettings = SETTINGS, **changes: Any) -> Any:
     """Check claims; a change to ... leaves one out."""
     claims = {key: value for key, value in {**CLAIMS, **changes}.items() if value is not ...}
-    return check_claims(claims, settings, frozenset({URL}), NOW, is_introspected=is_introspected)
+    return check_claims(claims, settings, {URL: "", f"{URL}/v/phone": "phone"}, NOW, is_introspected=is_introspected)
 
 
 def refuse(**changes: Any) -> str:

@@ -83,7 +83,7 @@ async def test_finding_f1_no_field_of_a_token_or_proof_ends_a_host(caplog: pytes
         ("proof", "key", KEY),
         ("proof", "claims", PROOF_CLAIMS),
     ]
-    async with protected(rate=1e6) as resource:
+    async with protected(principal_rate=1e6) as resource:
         sender = Sender(resource)
         odd: dict[str, int] = {}
         for what, part, fields in parts:
@@ -107,7 +107,7 @@ async def test_finding_f1_half_a_character_in_a_proof_ends_no_host(caplog: pytes
 
 
 async def test_finding_f1_no_field_of_a_key_set_or_of_metadata_ends_a_host(caplog: pytest.LogCaptureFixture) -> None:
-    async with protected(rate=1e6, refetch_s=0.0) as resource:
+    async with protected(principal_rate=1e6, refetch_s=0.0) as resource:
         issuer, sender = resource.issuer, Sender(resource)
         good_rows, good_metadata, unknown = [*issuer.published], dict(issuer.metadata), ec_key("unknown")
 

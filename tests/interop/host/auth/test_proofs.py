@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indusagi.interop.protocol_bridge.host.auth.proofs import NonceSource, ProofLimitError, ReplayCache, normalize_url
-from indusagi.interop.protocol_bridge.host.auth.verifier import RateLimit
+from indusagi.interop.protocol_bridge.host.http.quota import RateLimit
 
 
 def test_a_proof_is_used_once_per_key_until_it_can_no_longer_be_valid() -> None:
@@ -61,8 +61,8 @@ def test_a_url_has_one_form(url: object, normal: str | None) -> None:
 
 def test_a_rate_allows_a_burst_and_then_its_average() -> None:
     limit = RateLimit(2.0)
-    assert [limit.take(b"a", 0.0) for _ in range(20)] == [0] * 20
-    assert limit.take(b"a", 0.0) == 1
-    assert limit.take(b"b", 0.0) == 0
-    assert limit.take(b"a", 0.5) == 0
-    assert limit.take(b"a", 0.5) == 1
+    assert [limit.take("a", 0.0) for _ in range(20)] == [0] * 20
+    assert limit.take("a", 0.0) == 1
+    assert limit.take("b", 0.0) == 0
+    assert limit.take("a", 0.5) == 0
+    assert limit.take("a", 0.5) == 1

@@ -268,7 +268,7 @@ async def test_a_relay_calls_with_the_scope_of_its_server() -> None:
 
 
 async def test_one_principal_at_its_limit_of_running_requests_does_not_hold_up_another() -> None:
-    async with protected(requests=1, place_s=0) as resource:
+    async with protected(principal_requests=1, place_s=0) as resource:
         alice, bob = resource.mint(), resource.mint(sub="bob")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(resource.call, "hang", alice)
@@ -282,7 +282,7 @@ async def test_one_principal_at_its_limit_of_running_requests_does_not_hold_up_a
 
 
 async def test_a_principal_that_sends_too_often_is_told_when_to_come_again() -> None:
-    async with protected(rate=0.1) as resource:
+    async with protected(principal_rate=0.1) as resource:
         alice, bob = resource.mint(), resource.mint(sub="bob")
         statuses = [(await resource.call("who", alice)).status_code for _ in range(3)]
         assert statuses == [200, 429, 429]

@@ -15,8 +15,10 @@ from indusagi.interop.protocol_bridge.host.auth.resource import (
     TokenRefusal,
     read_token,
 )
+from indusagi.interop.protocol_bridge.host.http.quota import Quota
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
+from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, build_access_policy
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.calls import SubjectToken, current_subject
 
@@ -75,7 +77,7 @@ def test_a_token_that_is_presented_otherwise_is_refused(lines: Any, query: str, 
 
 def test_the_metadata_of_a_resource_are_complete() -> None:
     found = resource()
-    document = json.loads(found.metadata)
+    document = json.loads(found.metadata["/.well-known/oauth-protected-resource/mcp"])
     algorithms = document.pop("dpop_signing_alg_values_supported")
     assert "ES256" in algorithms
     assert document == {
@@ -86,8 +88,19 @@ def test_the_metadata_of_a_resource_are_complete() -> None:
         "resource_name": "indus",
         "dpop_bound_access_tokens_required": False,
     }
-    assert found.metadata_url == "https://host.example/.well-known/oauth-protected-resource/mcp"
-    assert found.audiences == {URL}
+    assert [*found.audiences] == [URL]
+
+
+def test_each_view_is_a_resource_with_metadata_of_its_own() -> None:
+    found = ProtectedResource(SETTINGS, URL, "/mcp", ["for phones"])
+    view = f"{URL}/v/for%20phones"
+    known = "/.well-known/oauth-protected-resource"
+    assert json.loads(found.metadata[f"{known}/mcp/v/for phones"])["resource"] == view
+    assert {json.loads(found.metadata[path])["resource"] for path in (known, f"{known}/mcp")} == {URL}
+    assert found.audiences == {URL: "", view: "for phones"}
+    assert found.build_url("/mcp/v/for phones") == view
+    _, ((_, challenge),) = found.build_challenges(TokenRefusal("invalid_token", "x"), "for phones")
+    assert f'resource_metadata="https://host.example{known}/mcp/v/for%20phones"' in challenge.decode()
 
 
 @pytest.mark.parametrize(
@@ -101,10 +114,10 @@ def test_the_metadata_of_a_resource_are_complete() -> None:
 )
 def test_a_resource_has_the_hosts_of_its_public_url(public_url: str | None, hosts: set[str], origin: str) -> None:
     found = resource("http://127.0.0.1:8000/mcp", public_url=public_url, audiences=["x"])
-    assert (found.hosts, found.origin, found.audiences) == (hosts, origin, {"x"})
+    assert (found.hosts, found.origin, {*found.audiences}) == (hosts, origin, {"x"})
     known = "/.well-known/oauth-protected-resource"
     path = "/mcp" if public_url is None else "" if public_url == "http://host.example" else "/a"
-    assert found.metadata_paths == {known, f"{known}/mcp", f"{known}{path}"}
+    assert found.metadata.keys() == {known, f"{known}/mcp", f"{known}{path}"}
     assert (found.build_url("/mcp"), found.build_url("/sse")) == (found.url, f"{origin}/sse")
 
 
@@ -142,7 +155,7 @@ class Request:
 
     def __init__(self, *scopes: str, path: str = "/mcp", method: str = "POST") -> None:
         self.identity = ClientIdentity(owner=b"o", principal="p", scopes=frozenset(scopes))
-        self.token, self.path, self.method = "abc", path, method
+        self.subject, self.path, self.method = SubjectToken("abc", "https://issuer.example"), path, method
         self.responded: list[Any] = []
 
     def respond(self, *response: Any) -> None:
@@ -151,7 +164,7 @@ class Request:
 
 def authorize(message: Any, *scopes: str, target: tuple[str, str | None] | None = None) -> str | None:
     """Return the scope that a message lacks; None if it may run."""
-    access: Any = ResourceAccess(SETTINGS, URL, "/mcp")
+    access: Any = build_access_policy(HttpSettings(), (), 80, resource())
     asked: list[Any] = []
 
     def find_target(method: str, params: Any) -> tuple[str, str | None]:
@@ -234,26 +247,34 @@ def test_a_token_for_something_else_has_no_scope_of_ours(scopes: Any, *, expecte
 
 
 async def test_health_and_metrics_need_the_scope_of_administrators() -> None:
-    access: Any = ResourceAccess(SETTINGS, URL, "/mcp")
+    access: Any = build_access_policy(HttpSettings(), (), 80, resource())
     for path in ("/health", "/metrics"):
         with pytest.raises(HttpRefusal) as caught:
-            access._admit(Request(path=path), ClientIdentity(scopes=frozenset({"indus:call"})))
+            access.admit(Request(path=path), ClientIdentity(scopes=frozenset({"indus:call"}), credential="principal"))
         assert caught.value.status == 403
-        admin = ClientIdentity(scopes=frozenset({"indus:admin"}))
+        admin = ClientIdentity(scopes=frozenset({"indus:admin"}), credential="principal")
         request = Request(path=path)
-        access._admit(request, admin)
+        access.admit(request, admin)
         assert request.identity is admin
-    access._admit(Request(), ClientIdentity(scopes=frozenset()))
+    access.admit(Request(), ClientIdentity(scopes=frozenset()))
 
 
 async def test_a_principal_has_so_many_requests() -> None:
-    access: Any = ResourceAccess(ResourceSettings(issuer="https://issuer.example", rate=0.1), URL, "/mcp")
-    one, other = ClientIdentity(owner=b"1"), ClientIdentity(owner=b"2")
-    access._admit(Request(), one)
+    quota = Quota(HttpSettings(principal_rate=0.1), 16)
+    one, other, quick = (
+        ClientIdentity(principal="1"),
+        ClientIdentity(principal="2"),
+        ClientIdentity(principal="3", rate=1.0),
+    )
+    quota.count_request(one)
     with pytest.raises(HttpRefusal) as caught:
-        access._admit(Request(), one)
+        quota.count_request(one)
     assert caught.value.status == 429
-    access._admit(Request(), other)
+    quota.count_request(other)
+    for _ in range(10):  # a burst at its own rate
+        quota.count_request(quick)
+    with pytest.raises(HttpRefusal):
+        quota.count_request(quick)
 
 
 @pytest.mark.parametrize(
@@ -265,28 +286,28 @@ async def test_a_principal_has_so_many_requests() -> None:
     ],
 )
 def test_the_metadata_are_public(path: str, method: str, status: int) -> None:
-    access: Any = ResourceAccess(SETTINGS, URL, "/mcp")
+    access: Any = ResourceAccess(SETTINGS, resource())
     request = Request(path=path, method=method)
     if status == 200:
-        assert access.accept(request, None) is False
-        assert request.responded == [(200, access.resource.metadata, [(b"cache-control", b"max-age=300")])]
+        assert access.describe(request)
+        assert request.responded == [(200, access.resource.metadata[path], [(b"cache-control", b"max-age=300")])]
     else:
         with pytest.raises(HttpRefusal) as caught:
-            access.accept(request, None)
+            access.describe(request)
         assert (caught.value.status, caught.value.headers) == (405, [(b"allow", b"GET")])
 
 
 def test_a_refused_proof_is_told_with_a_nonce_where_one_is_needed() -> None:
-    plain: Any = ResourceAccess(SETTINGS, URL, "/mcp")
-    wants: Any = ResourceAccess(ResourceSettings(issuer="https://issuer.example", requires_nonce=True), URL, "/mcp")
+    plain: Any = ResourceAccess(SETTINGS, resource())
+    wants: Any = ResourceAccess(ResourceSettings(issuer="https://issuer.example", requires_nonce=True), resource())
     cases: list[Any] = [
         (plain, "use_dpop_nonce", False),
         (wants, "use_dpop_nonce", True),
         (wants, "invalid_token", False),
     ]
     for access, error, has_nonce in cases:
-        refusal = access._refuse(TokenRefusal(error, "why"))
+        refusal = access._refuse(Request(), TokenRefusal(error, "why"))
         assert any(name == b"dpop-nonce" for name, _ in refusal.headers) is has_nonce
         assert str(refusal) == "the access token is refused: why"
-    assert str(plain._refuse(TokenRefusal("", "why"))) == "why"
-    assert plain._refuse(ProofLimitError()).status == 429
+    assert str(plain._refuse(Request(), TokenRefusal("", "why"))) == "why"
+    assert plain._refuse(Request(), ProofLimitError()).status == 429

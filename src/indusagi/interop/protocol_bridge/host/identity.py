@@ -1,7 +1,8 @@
 """The identity and rights of a host's client.
 
-Over stdio and with the one-user token a client has full access and no name. With access tokens of an authorization
-server (`indus serve --auth`) it has scopes, and the name of its subject, the principal.
+Over stdio and with the one-user token a client has full access and no name. A named token (`indus tokens`) and an
+access token of an authorization server (`indus serve --auth`) have scopes, and a principal: the token's
+name or subject.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 _MAX_NAME_CHARS = 100
 """Limit for a client's name and version."""
 
-Credential: TypeAlias = Literal["nobody", "open", "user", "view", "principal", "browser"]
-"""How a client identifies itself: not at all; not required (`--no-token`); with the user's token, a view's token, an
-access token, or the page's cookie."""
+Credential: TypeAlias = Literal["nobody", "open", "user", "view", "token", "principal", "browser"]
+"""How a client identifies itself: not at all; not required (`--no-token`); with the user's token, a view's token, a
+named token, an access token, or the page's cookie."""
 PageMode: TypeAlias = Literal["full", "read-only", "off"]
 
 LIST_SCOPE = "indus:list"
@@ -42,12 +43,16 @@ class ClientIdentity:
     owner: bytes = field(default=b"", repr=False)
     """Equal for all requests of one client: its token, or a digest of issuer, subject and client id."""
     principal: str = ""
-    """Subject of its access token (`sub`), used in rules, records and limits; empty without access tokens."""
+    """Subject of its access token (`sub`) or name of its token, used in rules, records and limits; else empty."""
     client_id: str = ""
     """OAuth client that the token was issued to, if it names one."""
     scopes: frozenset[str] | None = None
-    """Scopes of its access token; None: full access."""
+    """Scopes of its token; None: full access."""
     credential: Credential = "user"
+    view: str = ""
+    """The only view it sees, by its token or its request's path; empty: chosen by its principal and client."""
+    rate: float = 0.0
+    """Average requests per second; 0: the host's default."""
 
     @property
     def has_any_scope(self) -> bool:
@@ -96,7 +101,7 @@ def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
 
     The page never relies on the absence of a token: if the host needs none, it only accepts its cookie.
     """
-    credential, is_full = identity.credential, page == "full"
+    credential, is_full = identity.credential, page == "full" and not identity.view
     if credential == "nobody":
         return Rights()
     if credential == "browser":
@@ -104,11 +109,11 @@ def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
     if credential in {"open", "view"}:
         return Rights(can_list=True, can_call=True, can_operate=credential == "open")
     lists, calls, operates = (identity.find_missing_scope(scope) is None for scope in SCOPES)
-    can_look = lists and page != "off"
+    can_look = lists and page != "off" and not identity.view
     return Rights(
         can_list=lists,
         can_call=calls,
-        can_operate=operates,
+        can_operate=operates and not identity.view,
         can_look=can_look,
         can_act=can_look and is_full and operates,
         can_try=can_look and is_full and operates and calls,

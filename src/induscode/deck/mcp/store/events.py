@@ -19,7 +19,7 @@ from indusagi.runtime.contract import ToolDescriptor
 
 RowOp: TypeAlias = Literal[
     "run", "enroll", "retire", "connect", "ready", "fault", "drift", "approve",
-    "pin", "list", "place", "turn", "prune", "recover", "client", "search", "approval", "join",
+    "pin", "list", "place", "turn", "prune", "recover", "client", "search", "approval", "join", "token",
 ]  # fmt: skip
 ServerOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
 """Rows about servers other than the ledger's own."""

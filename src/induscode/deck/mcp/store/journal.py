@@ -205,6 +205,10 @@ class Journal:
         """Record a principal's first request to a host, without any part of its token."""
         self._append("client", {"principal": principal, "client": client_id, "scopes": [*scopes]})
 
+    def record_token(self, facts: JsonObject) -> None:
+        """Record an event of a named token, or of a principal that's locked out."""
+        self._append("token", facts)
+
     def record_approval(self, facts: JsonObject) -> None:
         """Record a step of a call that needs a person's yes. The caller has replaced the secrets."""
         self._append("approval", facts)

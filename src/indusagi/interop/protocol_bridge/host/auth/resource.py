@@ -7,10 +7,10 @@ https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#sco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field
 from typing import Literal, TypeAlias
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import JsonObject, compact_json
@@ -79,45 +79,57 @@ def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
 class ProtectedResource:
     """URLs and documents of a host with access tokens."""
 
-    def __init__(self, settings: ResourceSettings, url: str, path: str) -> None:
+    def __init__(self, settings: ResourceSettings, url: str, path: str, views: Collection[str] = ()) -> None:
         self.url = settings.public_url or url
         """Resource identifier (RFC 8707 §2), which clients request tokens for."""
-        self.audiences = frozenset(settings.audiences or (self.url,))
-        self._settings = settings
-        self._path = path
+        self.requires_dpop = settings.requires_dpop
         parts = urlsplit(self.url)
         self.origin = f"{parts.scheme}://{parts.netloc}".lower()
         port = 443 if parts.scheme == "https" else 80
         names = (parts.netloc, f"{parts.hostname}:{port}" if parts.port is None else parts.netloc)
         self.hosts = frozenset(name.lower() for name in names)
         """`Host` headers of requests to its public URL."""
-        self.metadata_url = f"{self.origin}{WELL_KNOWN}{parts.path.rstrip('/')}"
-        self.metadata_paths = frozenset({WELL_KNOWN, f"{WELL_KNOWN}{path}", f"{WELL_KNOWN}{parts.path.rstrip('/')}"})
-        document: JsonObject = {
-            "resource": self.url,
-            "authorization_servers": [settings.issuer],
-            "scopes_supported": [*SCOPES],
-            "bearer_methods_supported": ["header"],
-            "resource_name": "indus",
-            "dpop_signing_alg_values_supported": [*ALGORITHMS],
-            "dpop_bound_access_tokens_required": settings.requires_dpop,
+        self._public_path = parts.path.rstrip("/")
+        self.views = {f"{path}/v/{view}": view for view in views} | {path: ""}
+        """Views by path; each is a resource."""
+        self.audiences = dict.fromkeys(settings.audiences, "") or {self.url: ""} | {
+            self._build_url(view): view for view in views
         }
-        self.metadata = compact_json(document).encode()
+        """Accepted audiences, each with the view that its tokens open; empty: all of them."""
+        self.metadata: dict[str, bytes] = {}
+        """Documents by path."""
+        for place, view in self.views.items():
+            document: JsonObject = {
+                "resource": self._build_url(view),
+                "authorization_servers": [settings.issuer],
+                "scopes_supported": [*SCOPES],
+                "bearer_methods_supported": ["header"],
+                "resource_name": f"indus: {view}" if view else "indus",
+                "dpop_signing_alg_values_supported": [*ALGORITHMS],
+                "dpop_bound_access_tokens_required": settings.requires_dpop,
+            }
+            public = f"{self._public_path}/v/{view}" if view else self._public_path
+            for known in (place, public, *(() if view else ("",))):
+                self.metadata[f"{WELL_KNOWN}{known}"] = compact_json(document).encode()
+
+    def _build_url(self, view: str) -> str:
+        return f"{self.url.rstrip('/')}/v/{quote(view, safe='')}" if view else self.url
 
     def build_url(self, path: str) -> str:
         """Build a client's URL for a path of this host."""
-        return self.url if path == self._path else f"{self.origin}{path}"
+        return self._build_url(self.views[path]) if path in self.views else f"{self.origin}{path}"
 
-    def build_challenges(self, refusal: TokenRefusal) -> tuple[int, list[tuple[bytes, bytes]]]:
+    def build_challenges(self, refusal: TokenRefusal, view: str = "") -> tuple[int, list[tuple[bytes, bytes]]]:
         """Build a refusal's status and `WWW-Authenticate` headers."""
         status = _STATUSES.get(refusal.error, 401)
         if status == 503:
             return status, []
-        values = {"resource_metadata": self.metadata_url, "scope": refusal.scope or f"{LIST_SCOPE} {CALL_SCOPE}"}
+        document = f"{self.origin}{WELL_KNOWN}{self._public_path}" + (f"/v/{quote(view, safe='')}" if view else "")
+        values = {"resource_metadata": document, "scope": refusal.scope or f"{LIST_SCOPE} {CALL_SCOPE}"}
         if refusal.error:
             values |= {"error": refusal.error, "error_description": _UNQUOTABLE.sub("?", str(refusal))}
         parameters = ", ".join(f'{name}="{_UNQUOTABLE.sub("", value)}"' for name, value in values.items())
-        if refusal.error in _DPOP_ERRORS or self._settings.requires_dpop:
+        if refusal.error in _DPOP_ERRORS or self.requires_dpop:
             challenge = f'DPoP {parameters}, algs="{" ".join(ALGORITHMS)}"'
         else:
             challenge = f"Bearer {parameters}"
@@ -174,10 +186,6 @@ class ResourceSettings:
     """Refuse tokens that aren't bound to a client key."""
     requires_nonce: bool = False
     """Refuse proofs without one of this host's nonces (RFC 9449 §9)."""
-    requests: int = 256
-    """Running requests per principal; as many more wait for a place, the rest gets a 429."""
-    rate: float = 200.0
-    """Average requests per second and principal, with bursts of ten seconds' worth; more get a 429."""
     leeway_s: int = 60
     """How far the issuer's and clients' clocks may differ from ours."""
     refresh_s: float = 600.0

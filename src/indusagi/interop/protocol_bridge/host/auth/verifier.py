@@ -191,32 +191,7 @@ class IssuerClient:
         return document
 
 
-# -- rate limit -------------------------------------------------------------------------------
-
-
-_BURST_S = 10.0
-"""Allow this many seconds' worth of requests at once."""
-_BUCKETS = 4_096
-
-
-class RateLimit:
-    """Token bucket per owner."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._capacity = max(1.0, rate * _BURST_S)
-        self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
-        """Remaining tokens and their time, least recently used first. A full bucket may be forgotten."""
-
-    def take(self, owner: bytes, now: float) -> int:
-        """Count a request; return 0, or the seconds until the next one is allowed."""
-        left, at = self._buckets.pop(owner, (self._capacity, now))
-        left = min(self._capacity, left + (now - at) * self._rate)
-        is_allowed = left >= 1
-        self._buckets[owner] = (left - 1 if is_allowed else left, now)
-        if len(self._buckets) > _BUCKETS:
-            self._buckets.popitem(last=False)
-        return 0 if is_allowed else math.ceil((1 - left) / self._rate)
+# -- tokens ----------------------------------------------------------------------------------
 
 
 _KNOWN_TOKENS = 4_096
@@ -466,7 +441,7 @@ def check_type(signed: SignedText, settings: ResourceSettings) -> None:
 
 
 def check_claims(
-    claims: JsonObject, settings: ResourceSettings, audiences: frozenset[str], now: float, *, is_introspected: bool
+    claims: JsonObject, settings: ResourceSettings, audiences: Mapping[str, str], now: float, *, is_introspected: bool
 ) -> AccessToken:
     """Check a token's issuer, audience and lifetime, and read its identity; a `TokenRefusal` names the claim."""
     leeway = settings.leeway_s
@@ -475,7 +450,8 @@ def check_claims(
         raise TokenRefusal("invalid_token", "it was issued by another issuer (iss)")
     audience = claims.get("aud")
     named = audience if isinstance(audience, list) else [audience]
-    if not any(isinstance(name, str) and name in audiences for name in named):
+    views = {audiences[name] for name in named if isinstance(name, str) and name in audiences}
+    if not views:
         raise TokenRefusal("invalid_token", "it was issued for another server (aud)")
     expires_at = _read_time(claims, "exp")
     if expires_at is None:
@@ -491,9 +467,14 @@ def check_claims(
     subject = _read_name(claims, "sub") or (client_id if is_introspected else "")
     if not subject:
         raise TokenRefusal("invalid_token", "it has no subject (sub)")
-    owner = hashlib.sha256(compact_json([settings.issuer, subject, client_id]).encode()).digest()
+    owner, view = hashlib.sha256(compact_json([settings.issuer, subject, client_id]).encode()).digest(), min(views)
     identity = ClientIdentity(
-        owner=owner, principal=subject, client_id=client_id, scopes=_read_scopes(claims), credential="principal"
+        owner=owner + f"/v/{view}".encode() if view else owner,  # as at the path of the view
+        principal=subject,
+        client_id=client_id,
+        scopes=_read_scopes(claims),
+        credential="principal",
+        view=view,
     )
     return AccessToken(identity, expires_at, _read_thumbprint(claims))
 

@@ -63,7 +63,7 @@ async def open_http(
             elif not tokens:
                 raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
             if chosen.auth is None and not chosen.without_token:
-                tokens = (*tokens, *chosen.more_tokens)
+                tokens = (*tokens, *chosen.view_tokens)
             if any(len(token) < LEAST_TOKEN for token in tokens):
                 raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
             # In a thread and late: h11 and the server take longer to load than everything else.

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         FindSchema,
         FindTarget,
         HttpSettings,
+        NamedTokens,
         NewSession,
     )
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 _SESSION = "mcp-session-id"
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 """https://prometheus.io/docs/instrumenting/exposition_formats/#basic-info"""
+_END_S = 0.2
+"""How long clients whose access has ended may take to read it."""
 _UNACCEPTABLE = "the response is application/json or text/event-stream: accept one of them"
 
 
@@ -68,7 +71,7 @@ _UNACCEPTABLE = "the response is application/json or text/event-stream: accept o
 class HttpSession:
     """One client, identified by the Mcp-Session-Id header."""
 
-    owner: bytes
+    identity: ClientIdentity
     client: ServerSession
     used_at: float
     id: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -117,7 +120,7 @@ class HttpSessions:
             if spare is None:
                 return None
             del self._open[spare.id]
-        session = HttpSession(identity.owner, self._new_session(identity), now)
+        session = HttpSession(identity, self._new_session(identity), now)
         if self._settings.router is not None:
             session.id = self._settings.router.seal(session.id)
         self._open[session.id] = session
@@ -137,7 +140,7 @@ class HttpSessions:
         if session_id is None:
             raise HttpRefusal(400, "the header Mcp-Session-Id is missing: send initialize first")
         session = self._open.get(session_id)
-        if session is None or session.owner != request.identity.owner:
+        if session is None or session.identity.owner != request.identity.owner:
             raise HttpRefusal(404, "there is no such session: send initialize again")
         session.used_at = asyncio.get_running_loop().time()
         return session
@@ -170,11 +173,12 @@ class HttpSessions:
         for session in [*self._open.values()]:
             await session.client.dispatcher.wait_idle(self._settings.stop_s)
 
-    async def close(self, reason: str) -> None:
-        """End all sessions concurrently."""
+    async def close(self, reason: str, is_meant: Callable[[ClientIdentity], object] = lambda _: True) -> None:
+        """End all sessions concurrently, or only those of some clients."""
         async with anyio.create_task_group() as tasks:
             for session in [*self._open.values()]:
-                tasks.start_soon(self.drop, session, reason)
+                if is_meant(session.identity):
+                    tasks.start_soon(self.drop, session, reason)
 
 
 class HostApp:
@@ -201,10 +205,10 @@ class HostApp:
         self._quota = quota
         self._tasks = tasks
         self._access = access
-        """Checks access tokens; None: use the one-user token."""
+        """Checks access tokens; None: use the user's token."""
         self._find_target = find_target
         self._is_stopping = False
-        self._single_sessions: set[ServerSession] = set()
+        self._single_sessions: dict[ServerSession, ClientIdentity] = {}
         """One session per self-contained request."""
 
     def accept(self, request: HttpRequest) -> bool:
@@ -219,16 +223,26 @@ class HostApp:
         if site is not None and request.path not in self._policy.paths:
             if "authorization" not in request.headers or not asks_for_token:
                 return site.accept(request)
-        if self._access is None:
-            self._policy.identify(request)
-        return self._access is None or self._access.accept(request, self._tasks)
+        if self._access is not None and self._access.describe(request):
+            return False
+        identity = self._policy.identify(request)
+        if identity is None:
+            return self._access is not None and self._access.accept(request, self._tasks, self._admit)
+        self._admit(request, identity)
+        return True
+
+    def _admit(self, request: HttpRequest, identity: ClientIdentity) -> None:
+        """Set a request's client, or refuse it."""
+        self._policy.admit(request, identity)
+        if identity.principal:
+            self._quota.count_request(identity)
 
     def handle(self, request: HttpRequest) -> None:
         """Answer a request, or refuse it."""
         method, path = request.method, request.path
         if self._settings.router is not None and self._forward(request, request.headers.get(_SESSION)):
             return
-        if path == self._settings.path:
+        if path == self._settings.path or path in self._policy.views:
             version = request.headers.get(VERSION_HEADER)
             if version is not None and version not in LEGACY_VERSIONS:
                 self._require_method(request, "POST")
@@ -298,8 +312,7 @@ class HostApp:
                 raise HttpRefusal(400, "the request has no id that can be answered")
             if params is not None and not is_json_object(params):
                 raise HttpRefusal(400, "params must be an object")
-        if self._access is not None:
-            self._access.authorize(request, message, self._find_target)
+        self._policy.authorize(request, message, self._find_target)
         return message
 
     # -- revisions up to 2025-11-25, with sessions ----------------------------------------------
@@ -445,12 +458,12 @@ class HostApp:
         if is_subscription:
             self._quota.take_stream()
         client = self._new_session(identity)
-        self._single_sessions.add(client)
+        self._single_sessions[client] = identity
 
         def release() -> None:
             if is_subscription:
                 self._quota.give_stream()
-            self._single_sessions.discard(client)
+            self._single_sessions.pop(client, None)
             if not client.dispatcher.is_idle:
                 self._start(partial(client.close, CLIENT_GONE))
 
@@ -484,6 +497,18 @@ class HostApp:
                 raise  # gets logged
 
         self._tasks.start("a request" if request is not None else "the end of a session", run)
+
+    async def end_clients(self, named: NamedTokens) -> None:
+        """End sessions, streams and calls of clients whose access has ended."""
+        reason = "the access of its client has ended"
+        for client, identity in [*self._single_sessions.items()]:
+            if named.find_end(identity):
+                client.dispatcher.cancel_all(reason)
+        await self.sessions.close(reason, named.find_end)
+        await anyio.sleep(_END_S)  # so that they learn it from an answer
+        for connection in [*self._quota.connections.open]:
+            if named.find_end(connection.identity):
+                connection.abort()
 
     async def stop(self, reason: str) -> None:
         """Refuse new requests, let running ones finish within `stop_s`, and cancel the rest."""

@@ -24,11 +24,13 @@ import h11
 
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.http.request import HEAD_BYTES, HttpRefusal, HttpRequest, check_head
+from indusagi.interop.protocol_bridge.host.identity import NOBODY
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.app import HostApp
     from indusagi.interop.protocol_bridge.host.http.quota import Quota
     from indusagi.interop.protocol_bridge.host.http.request import Headers
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 P = ParamSpec("P")
 
@@ -186,6 +188,16 @@ class HttpConnection(asyncio.Protocol):
         else:
             interval_s = self._settings.unread_s / _PROGRESS_CHECKS
             self._progress_timer = self._loop.call_later(interval_s, self._check_progress)
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+        return str((self.transport.get_extra_info("peername") or ("",))[0])
+
+    @property
+    def identity(self) -> ClientIdentity:
+        """The client of the current request."""
+        return NOBODY if self._request is None else self._request.identity
 
     @property
     def room(self) -> asyncio.Event:

@@ -8,7 +8,8 @@ running. Everything else over its limit is refused with a Retry-After.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import math
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,11 @@ _CROWDED = "this client has too many requests at once"
 
 class TrackedConnection(Protocol):
     """A connection as its tracker sees it."""
+
+    @property
+    def identity(self) -> ClientIdentity:
+        """The client of its current request."""
+        ...
 
     def refuse(self, reason: str, status: int, message: str) -> None:
         """Answer with a status and close."""
@@ -130,6 +136,32 @@ class ConnectionTracker:
         await asyncio.sleep(0)  # transports release their sockets in the next turn of the loop
 
 
+_BURST_S = 10.0
+"""Allow this many seconds' worth of requests at once."""
+_BUCKETS = 4_096
+
+
+class RateLimit:
+    """Token bucket per principal."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Remaining tokens and their time, least recently used first. A full bucket may be forgotten."""
+
+    def take(self, principal: str, now: float, rate: float = 0.0) -> int:
+        """Count a request, at its own rate or the default; return 0, or the seconds until the next one is allowed."""
+        rate = rate or self._rate
+        capacity = max(1.0, rate * _BURST_S)
+        left, at = self._buckets.pop(principal, (capacity, now))
+        left = min(capacity, left + (now - at) * rate)
+        is_allowed = left >= 1
+        self._buckets[principal] = (left - 1 if is_allowed else left, now)
+        if len(self._buckets) > _BUCKETS:
+            self._buckets.popitem(last=False)
+        return 0 if is_allowed else math.ceil((1 - left) / rate)
+
+
 class UnreadBytes:
     """Response bytes that a client hasn't read."""
 
@@ -158,6 +190,7 @@ class Quota:
     def __init__(self, settings: HttpSettings, connections: int) -> None:
         self.settings = settings
         self.connections = ConnectionTracker(settings, connections)
+        self._rates = RateLimit(settings.principal_rate)
         self.running = 0
         self.streams = 0
         self._each: dict[bytes | str, int] = {}
@@ -183,6 +216,12 @@ class Quota:
         """Wait until no request runs."""
         await self._idle.wait()
 
+    def count_request(self, identity: ClientIdentity) -> None:
+        """Count a request against the rate of its principal, or refuse it."""
+        wait_s = self._rates.take(identity.principal, asyncio.get_running_loop().time(), identity.rate)
+        if wait_s:
+            raise HttpRefusal(429, f"{identity.principal!r} sends too many requests", retry_s=wait_s)
+
     def enter(self, owner: bytes, identity: ClientIdentity, size: int) -> Place:
         """Give a request of `size` bytes a place for its session or client and its principal, or queue it for one.
 
@@ -195,7 +234,7 @@ class Quota:
             return place
         refusal = refusal or HttpRefusal(429, _CROWDED)
         settings, principal = self.settings, identity.principal
-        most = settings.requests_each if settings.auth is None else settings.auth.requests
+        most = settings.principal_requests if principal else settings.requests_each
         if self._queued[principal] >= most or self._queued_bytes + size > settings.queued_bytes:
             raise refusal
         loop = asyncio.get_running_loop()
@@ -213,7 +252,7 @@ class Quota:
             return HttpRefusal(503, "too many requests at once")
         if self._each.get(place.owner, 0) >= settings.requests_each:
             return HttpRefusal(429, _CROWDED)
-        if settings.auth is not None and self._each.get(principal, 0) >= settings.auth.requests:
+        if principal and self._each.get(principal, 0) >= settings.principal_requests:
             return HttpRefusal(429, "this principal has too many requests at once")
         return None
 

@@ -16,6 +16,7 @@ from indusagi.interop.protocol_bridge.host.identity import NOBODY
 from indusagi.interop.protocol_bridge.host.outgoing import BUSY, SMALL_BYTES
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_REQUEST
 from indusagi.interop.protocol_bridge.rpc.transport import RequestId, encode_frame
+from indusagi.runtime.calls import SubjectToken
 
 if TYPE_CHECKING:
     import asyncio
@@ -70,6 +71,11 @@ class Connection(Protocol):
         """Set while the client has taken everything we wrote."""
         ...
 
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+        ...
+
     def send_response(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
         """Answer in one piece."""
         ...
@@ -103,8 +109,8 @@ class Connection(Protocol):
 class HttpRequest:
     """A request with its body and the callbacks for its end."""
 
-    __slots__ = ("body", "connection", "has_unread_body", "headers", "identity", "is_answered",
-                 "is_finished", "lines", "method", "on_disconnect", "on_finish", "path", "query", "token")  # fmt: skip
+    __slots__ = ("body", "connection", "has_unread_body", "headers", "identity", "is_answered", "is_finished",
+                 "lines", "method", "on_disconnect", "on_finish", "path", "query", "subject")  # fmt: skip
 
     def __init__(self, connection: Connection, event: h11.Request) -> None:
         self.connection = connection
@@ -121,7 +127,7 @@ class HttpRequest:
         )
         self.identity = NOBODY
         """The client; set on acceptance."""
-        self.token = ""
+        self.subject: SubjectToken | None = None
         """Access token it was accepted with."""
         self.is_answered = False
         self.is_finished = False

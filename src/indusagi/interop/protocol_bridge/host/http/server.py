@@ -10,6 +10,7 @@ import select
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -63,12 +64,17 @@ async def serve_app(
             await asyncio.to_thread(import_module, "indusagi.interop.protocol_bridge.host.http.resource_access")
         access = None if auth is None else _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
+        if settings.named is not None:
+            await settings.named.load()
         tasks = HostTasks()
         app = HostApp(new_session, find_schema, read, settings, policy, quota, tasks, access, find_target)
         if settings.router is not None:
             settings.router.attach(app.handle, build_url(settings, port))
         acceptor = Acceptor(listener, app, quota, tasks)
         tasks.start("the end of idle sessions", app.sessions.watch, retry_s=_RETRY_S)
+        if (named := settings.named) is not None:
+            named.on_ended.add(lambda: tasks.start("the end of clients", partial(app.end_clients, named)))
+            tasks.start("the watch of tokens", named.watch, retry_s=_RETRY_S)
         if access is not None:
             tasks.start("the refresh of the issuer's keys", access.verifier.watch, retry_s=_RETRY_S)
         try:
@@ -83,9 +89,10 @@ async def serve_app(
 
 def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
     """Set up access tokens. Their modules load only for hosts that use them."""
+    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource  # noqa: PLC0415 — see above
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess  # noqa: PLC0415 — see above
 
-    return ResourceAccess(auth, build_url(settings, port), settings.path)
+    return ResourceAccess(auth, ProtectedResource(auth, build_url(settings, port), settings.path, settings.views))
 
 
 def _open_listener(settings: HttpSettings) -> socket.socket:

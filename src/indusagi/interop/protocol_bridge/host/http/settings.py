@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource, ResourceSettings
+from indusagi.core.tasks import Listeners
+from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource, ResourceSettings, TokenRefusal
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest, Site
-from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, find_rights
+from indusagi.interop.protocol_bridge.host.identity import (
+    ADMIN_SCOPE,
+    CALL_SCOPE,
+    LIST_SCOPE,
+    ClientIdentity,
+    current_identity,
+    find_rights,
+)
+from indusagi.runtime.calls import current_subject
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -40,6 +49,34 @@ LEAST_TOKEN = 32
 _TOKEN_BYTES = 32
 _MAX_TOKEN_BYTES = 4096
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_UNSCOPED = frozenset({"initialize", "ping", "server/discover", "logging/setLevel"})
+"""Requests that every client may send, like notifications."""
+_LISTING = frozenset({"subscriptions/listen"})
+
+
+class NamedTokens(Protocol):
+    """Tokens with names that can be revoked, and principals that are locked out."""
+
+    @property
+    def on_ended(self) -> Listeners[[]]:
+        """Called when clients have lost their access."""
+        ...
+
+    def find(self, token: str, peer: str) -> ClientIdentity | str | None:
+        """Return the identity of a token's client, or why it's refused; None if it isn't a named token at all."""
+        ...
+
+    def find_end(self, identity: ClientIdentity) -> str:
+        """Return why a client's access has ended; empty while it may go on."""
+        ...
+
+    async def load(self) -> None:
+        """Read the tokens; raises `OSError` or `ValueError` if that fails."""
+        ...
+
+    async def watch(self) -> None:
+        """Follow their changes until cancelled."""
+        ...
 
 
 class SessionRouter(Protocol):
@@ -72,8 +109,12 @@ class HttpSettings:
     path: str = "/mcp"
     tokens: Sequence[str] | None = field(default=None, repr=False)
     """Accepted bearer tokens; None: use the user's token file, creating it if missing."""
-    more_tokens: Sequence[str] = field(default=(), repr=False)
-    """Accepted tokens in addition to `tokens` or the user's file; not valid for `/health` and `/metrics`."""
+    view_tokens: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Accepted tokens in addition to `tokens` or the user's file, each with its view."""
+    named: NamedTokens | None = field(default=None, repr=False)
+    """Accepted tokens in addition to all others."""
+    views: Mapping[str, Callable[[ClientIdentity], bool]] = field(default_factory=dict, repr=False)  # type: ignore[reportUnknownVariableType]  # pyright: infers no type from `dict`
+    """Views with a path of their own, by name; the functions decide which clients may open them."""
     without_token: bool = False
     """Accept requests without a token; only on a loopback address."""
     auth: ResourceSettings | None = None
@@ -107,6 +148,10 @@ class HttpSettings:
     """Running requests in total; more wait for `place_s`, then get a 503."""
     requests_each: int = 1_024
     """Running requests per session, or per token without sessions; as many more wait for `place_s`, then get a 429."""
+    principal_requests: int = 256
+    """Running requests per principal; as many more wait for a place, the rest gets a 429."""
+    principal_rate: float = 200.0
+    """Average requests per second and principal, with bursts of ten seconds' worth; more get a 429."""
     place_s: float = 60.0
     """How long a request may wait until its client has fewer running."""
     queued_bytes: int = 64 * 1024 * 1024
@@ -144,16 +189,21 @@ class HttpHost:
 class AccessPolicy:
     """Requirements for a request."""
 
-    tokens: tuple[bytes, ...] = field(repr=False)
-    """Empty: no token needed."""
+    tokens: Mapping[bytes, ClientIdentity] = field(repr=False)
+    """Identities by token; empty: no token needed, or access tokens."""
     hosts: frozenset[str]
     origins: frozenset[str]
     paths: frozenset[str]
     """Served paths, except the site's."""
     site: str | None = None
     """Path prefix of the site."""
-    limited: frozenset[bytes] = field(default=frozenset(), repr=False)
-    """Tokens valid for the protocol only: their clients mustn't see what runs for others."""
+    named: NamedTokens | None = field(default=None, repr=False)
+    views: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Views by path."""
+    may_open: Mapping[str, Callable[[ClientIdentity], bool]] = field(default_factory=dict, repr=False)  # type: ignore[reportUnknownVariableType]  # pyright: infers no type from `dict`
+    """Which clients may open a view, by name."""
+    resource: ProtectedResource | None = field(default=None, repr=False)
+    """None: no access tokens."""
 
     def check(self, request: HttpRequest) -> None:
         """Refuse a request for its `Host`, `Origin` or path."""
@@ -173,26 +223,92 @@ class AccessPolicy:
             # Before the token check: a 401 for a discovery path would make clients start a sign-in there.
             raise HttpRefusal(404, "there is nothing at this path")
 
-    def identify(self, request: HttpRequest) -> None:
-        """Check the one-user token, set the client's identity, and refuse what it may not see."""
+    def identify(self, request: HttpRequest) -> ClientIdentity | None:
+        """Return the client of a request's token, or refuse the token; None if it has to be an access token."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        presented = token.strip().encode("utf-8", "replace")
-        is_bearer = scheme.lower() == "bearer"
-        owner = b""
-        for expected in self.tokens:  # check all, each in constant time: timing reveals nothing about a wrong token
+        token, is_bearer = token.strip(), scheme.lower() == "bearer"
+        # A bearer isn't bound to a key.
+        if is_bearer and self.named is not None and not (self.resource and self.resource.requires_dpop):
+            found = self.named.find(token, request.connection.peer)
+            if isinstance(found, str):
+                raise HttpRefusal(401, found, headers=[(b"www-authenticate", b'Bearer error="invalid_token"')])
+            if found is not None:
+                return found
+        if self.resource is not None or not self.tokens:
+            return None if self.resource is not None else ClientIdentity(credential="open")
+        presented, identity = token.encode("utf-8", "replace"), None
+        for expected, known in self.tokens.items():  # all, each in constant time: timing says nothing of a wrong token
             if hmac.compare_digest(expected, presented) and is_bearer:
-                owner = expected
-        if self.tokens and not owner:
+                identity = known
+        if identity is None:
             # https://www.rfc-editor.org/rfc/rfc6750#section-3
-            headers = [(b"www-authenticate", b"Bearer")]
             message = "a token is needed: Authorization: Bearer ..."
-            if is_bearer and presented:
+            if is_bearer and token:
                 message = "the token is not valid: this host has another one"
-            raise HttpRefusal(401, message, headers=headers)
-        credential = "open" if not self.tokens else "view" if owner in self.limited else "user"
-        request.identity = ClientIdentity(owner=owner, credential=credential)
-        if request.path in {HEALTH, METRICS} and not find_rights(request.identity).can_operate:
-            raise HttpRefusal(403, f"{request.path} needs the token of the user")
+            raise HttpRefusal(401, message, headers=[(b"www-authenticate", b"Bearer")])
+        return identity
+
+    def admit(self, request: HttpRequest, identity: ClientIdentity) -> None:
+        """Set a request's client, or refuse a client whose access has ended, or that may not use this path."""
+        if identity.principal:
+            self._refuse_ended(identity)
+        view = self.views.get(request.path, identity.view)
+        if view and view not in self.may_open:
+            raise HttpRefusal(403, f"the token opens the view {view!r}, and this host has no such view")
+        if identity.view not in {"", view}:
+            raise HttpRefusal(403, f"the token opens the view {identity.view!r} only, not {view!r}")
+        if view != identity.view:
+            if not self.may_open[view](identity):
+                raise HttpRefusal(403, f"the view {view!r} is not for {identity.principal or 'this client'!r}")
+            # Another owner: neither sessions nor calls of one view can be used in another.
+            identity = replace(identity, view=view, owner=identity.owner + f"/v/{view}".encode())
+        if request.path in {HEALTH, METRICS} and not find_rights(identity).can_operate:
+            if identity.scopes is None or identity.view:
+                raise HttpRefusal(403, f"{request.path} needs the token of the user")
+            self._require_scope(identity, ADMIN_SCOPE)
+        request.identity = identity
+
+    def _refuse_ended(self, identity: ClientIdentity) -> None:
+        if self.named is not None and (reason := self.named.find_end(identity)):
+            raise HttpRefusal(401, reason, headers=[(b"www-authenticate", b'Bearer error="invalid_token"')])
+
+    def authorize(self, request: HttpRequest, message: JsonObject, find_target: FindTarget) -> None:
+        """Refuse a message whose client lacks the scope, and set the identity and subject token of its calls.
+
+        https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#error-handling
+        """
+        # Always set them: a connection's callbacks share a context.
+        current_subject.set(request.subject)
+        current_identity.set(request.identity)
+        method, params = message.get("method"), message.get("params")
+        if request.identity.scopes is None:
+            return
+        self._refuse_ended(request.identity)  # the body took a while
+        if not isinstance(method, str) or method in _UNSCOPED or method.startswith("notifications/"):
+            return
+        server = None
+        if method == "tools/call" or request.identity.find_missing_scope(CALL_SCOPE) is not None:
+            # A tool that finds others counts as listing; a tool that calls another one counts as that call.
+            method, server = find_target(method, params if isinstance(params, dict) else {})
+        if method.endswith("/list") or method in _LISTING:
+            self._require_scope(request.identity, LIST_SCOPE)
+        else:
+            self._require_scope(request.identity, CALL_SCOPE, server)
+
+    def _require_scope(self, identity: ClientIdentity, scope: str, server: str | None = None) -> None:
+        missing = identity.find_missing_scope(scope, server)
+        if missing is None:
+            return
+        if identity.credential == "token" or self.resource is None:
+            raise HttpRefusal(403, f"the token {identity.principal!r} lacks the scope {missing}")
+        refusal = TokenRefusal("insufficient_scope", f"it needs the scope {missing}", scope=missing)
+        raise build_refusal(self.resource, refusal, identity.view)
+
+
+def build_refusal(resource: ProtectedResource, exc: TokenRefusal, view: str = "") -> HttpRefusal:
+    """Build the refusal of an access token, with its challenge."""
+    status, headers = resource.build_challenges(exc, view)
+    return HttpRefusal(status, f"the access token is refused: {exc}" if exc.error else str(exc), headers=headers)
 
 
 def is_loopback(host: str) -> bool:
@@ -226,15 +342,28 @@ def build_access_policy(
     origins = {f"http://{host}" for host in hosts} | {o.lower() for o in settings.allowed_origins}
     paths = {settings.path, HEALTH}
     if resource is not None:
-        paths |= resource.metadata_paths
+        paths |= resource.metadata.keys()
         hosts |= resource.hosts
         origins |= {resource.origin}
     if settings.metrics is not None:
         paths.add(METRICS)
-    encoded = tuple(token.encode() for token in tokens)
+    views = {f"{settings.path}/v/{name}": name for name in settings.views}
     site = None if settings.site is None else settings.site.prefix
-    limited = frozenset(token.encode() for token in settings.more_tokens)
-    return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths), site, limited)
+    return AccessPolicy(
+        {token.encode(): _identify(token, settings.view_tokens.get(token, "")) for token in tokens},
+        frozenset(hosts),
+        frozenset(origins),
+        frozenset(paths | views.keys()),
+        site,
+        settings.named,
+        views,
+        settings.views,
+        resource,
+    )
+
+
+def _identify(token: str, view: str) -> ClientIdentity:
+    return ClientIdentity(owner=token.encode(), credential="view" if view else "user", view=view)
 
 
 def build_url(settings: HttpSettings, port: int) -> str:
