@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest

@@ -177,7 +177,7 @@ def read_small_file(
             raise OSError(errno.EFBIG, message, path)
         mode = stat.S_IMODE(status.st_mode)
         if private and (mode & 0o177 or status.st_uid != os.geteuid()):
-            message = f"it has the mode {mode:04o}: chmod 600" if mode & 0o177 else "it belongs to another user"
+            message = f"it has the mode {mode:04o}: chmod 600 it" if mode & 0o177 else "it belongs to another user"
             raise PermissionError(errno.EPERM, message, path)
         chunks: list[bytes] = []
         left = limit

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import SecretText, parse_secret_text
 from induscode.cluster.key import ClusterKey, OfferKey, Seal, read_private_file
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
@@ -248,15 +249,22 @@ def parse_brokers(text: str) -> Sequence[str]:
 
 
 def read_credentials(path: str | None) -> str:
-    """Read this process's broker credentials from a file or the variable; empty without either.
+    """Read this process's broker credentials from a file, a reference or the variable; empty without any.
 
     Raises:
         OSError: The file can't be read, or every user of the machine can read it.
         ValueError: It's empty, or isn't text.
     """
-    if path is None:
-        return os.environ.get(CREDENTIALS_VARIABLE, "").strip()
-    text = read_private_file(os.path.expanduser(path)).decode().strip()
+    from indusagi.interop.auth.secrets import SecretFault, reveal, reveal_variable  # noqa: PLC0415 — with a cluster only
+
+    try:
+        if path is None:
+            return reveal_variable(CREDENTIALS_VARIABLE, os.environ)
+        reference = parse_secret_text(path)
+        is_file = not isinstance(reference, SecretText)
+        text = read_private_file(os.path.expanduser(path)).decode().strip() if is_file else reveal(reference)
+    except SecretFault as exc:
+        raise ValueError(str(exc)) from exc
     if not text:
         raise ValueError(f"{path!r} is empty: write USER:PASSWORD into it, a token, or NATS credentials")
     return text

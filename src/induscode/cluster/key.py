@@ -36,6 +36,7 @@ from typing import Any, Literal, TypeAlias
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, replace_file
 from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import SecretText
 
 SealedStream: TypeAlias = Literal["ledger", "calls"]
 """A stream whose messages stay sealed with the key of their time."""
@@ -212,7 +213,8 @@ def read_key(path: str) -> ClusterKey:
 
 def read_any_key(path: str) -> ClusterKey | OfferKey:
     """Read the key file of a cluster or an offering node. Raises like `read_key`."""
-    first, *others = read_private_file(path).strip().split(b"\n")
+    data = _read_reference(path) if isinstance(path, SecretText) else read_private_file(path)
+    first, *others = data.strip().split(b"\n")
     try:
         if first.startswith(_OFFER_FORM):
             node, serial, secret = first.removeprefix(_OFFER_FORM).split(b":")
@@ -222,6 +224,15 @@ def read_any_key(path: str) -> ClusterKey | OfferKey:
         return ClusterKey(_decode_secret(first.removeprefix(_FORM)), [_parse_previous(line) for line in others])
     except ValueError as exc:
         raise ValueError(f"{path!r} is no key of a cluster") from exc
+
+
+def _read_reference(text: SecretText) -> bytes:
+    from indusagi.interop.auth.secrets import SecretFault, reveal  # noqa: PLC0415 — for a key that's referred to
+
+    try:
+        return reveal(text).encode()
+    except SecretFault as exc:
+        raise ValueError(str(exc)) from exc
 
 
 def _decode_secret(text: bytes) -> bytes:

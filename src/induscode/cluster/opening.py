@@ -16,6 +16,7 @@ import click
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.records import record
+from indusagi.core.secrets import SecretText, parse_secret_text, quotes_value
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
 from induscode.cluster.broker import LONGEST_S, STATES, Broker, open_broker
@@ -89,19 +90,29 @@ def add_credentials(
         credentials = read_credentials(file or settings.get(CLUSTER_CREDENTIALS))
     except (OSError, ValueError) as exc:
         raise click.UsageError(f"--broker-credentials: {exc}", context) from exc
-    if not credentials and any(urlsplit(address).username for address in cluster.brokers):
+    if not credentials and any(urlsplit(one).username and not quotes_value(one) for one in cluster.brokers):
         print_status(_PASSWORD_SHOWN)
     return replace(cluster, credentials=credentials)
+
+
+def read_brokers(texts: Sequence[str]) -> Sequence[str]:
+    """Parse addresses of brokers, with the secrets they refer to; raises `ValueError`."""
+    from indusagi.interop.auth.secrets import SecretFault, reveal  # noqa: PLC0415 — with a cluster only
+
+    try:
+        return parse_brokers(",".join(reveal(parse_secret_text(text)) for text in texts))
+    except SecretFault as exc:
+        raise ValueError(str(exc)) from exc
 
 
 def read_settings(context: click.Context, brokers: str | None = None) -> ClusterSettings:
     """Read the brokers and their credentials from flags, variables or settings."""
     settings, brokers = read_invocation(context).settings, brokers or context.meta.get(_BROKERS)
-    text = brokers or ",".join(settings.get(CLUSTER_BROKERS))
-    if not text:
+    texts = settings.get(CLUSTER_BROKERS) if brokers is None else (brokers,)
+    if not texts:
         raise click.UsageError("which brokers? Use --cluster URL, or the setting cluster.brokers", context)
     try:
-        found = ClusterSettings(brokers=parse_brokers(text), node="command")
+        found = ClusterSettings(brokers=read_brokers(texts), node="command")
     except ValueError as exc:
         raise click.UsageError(f"{'--cluster' if brokers else 'the setting cluster.brokers'}: {exc}", context) from exc
     return add_credentials(context, found, settings, context.meta.get(_CREDENTIALS))
@@ -109,14 +120,20 @@ def read_settings(context: click.Context, brokers: str | None = None) -> Cluster
 
 def read_observer_settings(context: click.Context) -> ClusterSettings:
     """Read the brokers, and the key if this machine has one. Without it, only the brokers can be shown."""
-    if KEY_FILE not in context.meta and not os.path.exists(find_key_file(read_invocation(context).settings)):
-        return read_settings(context)
+    if KEY_FILE not in context.meta:
+        path = find_key_file(read_invocation(context).settings)
+        if not isinstance(path, SecretText) and not os.path.exists(path):
+            return read_settings(context)
     return read_keyed_settings(context)
 
 
-def find_key_file(settings: Settings, key_file: str | None = None) -> str:
-    """Return the path of the key file."""
-    path = key_file or settings.get(CLUSTER_KEY_FILE)
+def find_key_file(settings: Settings, key_file: str | None = None, *, is_written: bool = False) -> str:
+    """Return the path of the key file, or the reference that stands for it unless the file `is_written`."""
+    path = (key_file and parse_secret_text(key_file)) or settings.get(CLUSTER_KEY_FILE)
+    if isinstance(path, SecretText):
+        if is_written:
+            raise click.UsageError(f"{path} is a secret, and the key has to be written: name a file with --cluster-key")
+        return path
     try:
         return os.path.expanduser(path) if path else os.path.join(state_dir(), _KEY_NAME)
     except OSError as exc:

@@ -118,7 +118,7 @@ def init(context: click.Context, *, replicas: str, lease_s: float, ledger_mb: in
     JetStream. By default they sync to disk every two minutes, so a power failure may lose the writes since: set
     `sync_interval: always` in their configuration.
     """
-    path = find_key_file(read_invocation(context).settings, context.meta.get(KEY_FILE))
+    path = find_key_file(read_invocation(context).settings, context.meta.get(KEY_FILE), is_written=True)
 
     async def work(broker: Broker) -> int:
         key, is_new = await _find_key(broker, path)

@@ -280,7 +280,7 @@ def rotate(context: click.Context, *, as_json: bool) -> int:
     rotation is interrupted, the next one finishes it.
     """
     settings, key_file = read_invocation(context).settings, context.meta.get(KEY_FILE)
-    path, old = find_key_file(settings, key_file), load_key(context, settings, key_file)
+    path, old = find_key_file(settings, key_file, is_written=True), load_key(context, settings, key_file)
 
     async def work(broker: Broker) -> int:
         broker.settings = replace(broker.settings, key=old)

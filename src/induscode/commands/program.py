@@ -43,6 +43,7 @@ _COMMANDS = {
     "permissions": LazyCommand("say which rule decides about a call", "induscode.commands.permissions"),
     "approvals": LazyCommand("answer the calls of a gateway that wait for you", "induscode.commands.approvals"),
     "tokens": LazyCommand("create and revoke tokens of indus serve --http", "induscode.commands.tokens"),
+    "secrets": LazyCommand("store secrets that rows and settings refer to", "induscode.commands.secrets"),
     "settings": LazyCommand("show, find and check the settings", "induscode.commands.settings"),
     "completion": LazyCommand("print the completion script of a shell", "induscode.commands.program"),
 }

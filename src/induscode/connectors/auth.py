@@ -19,7 +19,8 @@ from urllib.parse import urljoin
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets import list_spellings
+from indusagi.core.secrets import REFERENCE, list_spellings, parse_secret, parse_secret_text
+from indusagi.core.tasks import run_in_daemon_thread
 from indusagi.core.text import clean_json
 from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings
 from indusagi.interop.auth.metadata import IssuerMetadata, check_endpoint, get_origin_of
@@ -55,13 +56,19 @@ class AuthReference:
             return frozenset({(str(self.kind), self.name.lower())})
         return frozenset({("header", "authorization")})
 
+    async def find_credentials(self, environ: Mapping[str, str]) -> Credentials:
+        """Read the credentials without blocking. Raises like `read_credentials`."""
+        if not any(map(parse_secret, self.variables)):
+            return self.read_credentials(environ)
+        return await run_in_daemon_thread("secrets", self.read_credentials, environ)
+
     def read_credentials(self, environ: Mapping[str, str]) -> Credentials:
-        """Read the values of the variables.
+        """Read the values of the variables. Blocks where one is a reference to a secret.
 
         Raises `ConnectorFault` if a variable isn't set, or its value can't be sent.
         """
         check_values(self.variables, environ)
-        values = [environ[name] for name in self.variables]
+        values = [_read_value(name, environ) for name in self.variables]
         for name, value in zip(self.variables, values, strict=True):
             if not value.isascii() or not value.isprintable():
                 raise ConnectorFault(
@@ -107,7 +114,7 @@ class Credentials:
 
 def find_unset(variables: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     """List the variables without a value."""
-    return [name for name in variables if not environ.get(name)]
+    return [name for name in variables if parse_secret(name) is None and not environ.get(name)]
 
 
 def check_values(variables: Iterable[str], environ: Mapping[str, str]) -> None:
@@ -117,13 +124,29 @@ def check_values(variables: Iterable[str], environ: Mapping[str, str]) -> None:
         raise ConnectorFault(f"the variable {missing[0]} is not set in this run: set it and start again")
 
 
-def check_variable(name: str, option: str) -> None:
-    """Check the name of a variable that holds a secret. An error never repeats it, since it may be the secret.
+def _read_value(name: str, environ: Mapping[str, str]) -> str:
+    """Return the value of a variable, or of the reference in its place."""
+    if parse_secret(name) is None:
+        return environ[name]
+    from indusagi.interop.auth.secrets import SecretFault, reveal  # noqa: PLC0415 — for a reference
 
-    Raises `ConnectorFault` if it isn't a variable name.
+    try:
+        return reveal(parse_secret_text(name))
+    except SecretFault as exc:
+        raise ConnectorFault(str(exc)) from exc
+
+
+def check_variable(name: str, option: str) -> None:
+    """Check a reference, or the name of a variable with a secret. An error never repeats it: it may be the secret.
+
+    Raises `ConnectorFault` if it's neither.
     """
-    if not _VARIABLE_NAME.fullmatch(name):
-        problem = "takes the name of an environment variable, in capital letters; the secret itself is never given"
+    reference = parse_secret(name)
+    if reference is not None and reference.kind == "file" and not reference.name.startswith(("/", "~")):
+        raise ConnectorFault(f"{option}: a file needs its full path in ${{file:…}}")
+    if reference is None and not _VARIABLE_NAME.fullmatch(name):
+        problem = "takes the name of an environment variable, in capital letters, or a reference such as "
+        problem += "${keyring:NAME}; the secret itself is never given"
         raise ConnectorFault(f"{option} {problem}")
 
 
@@ -132,7 +155,8 @@ def parse_auth(text: str) -> AuthReference:
 
     Raises `ConnectorFault` if the form is wrong, or it names no variable.
     """
-    kind, *parts = text.split(":")
+    references = iter(re.findall(REFERENCE, text))
+    kind, *parts = (next(references) if part == "\0" else part for part in re.sub(REFERENCE, "\0", text).split(":"))
     if _PARTS.get(kind) != len(parts):
         raise ConnectorFault(f"--auth has the form {AUTH_FORMS}")
     kind = cast("AuthKind", kind)
@@ -192,7 +216,9 @@ class OAuthReference:
         return AuthSettings(
             grant=self.grant,
             client_id=self.client_id,
-            client_secret=environ.get(self.secret_variable) or None,
+            client_secret=parse_secret_text(self.secret_variable)
+            if parse_secret(self.secret_variable)
+            else environ.get(self.secret_variable) or None,
             auth_method=cast("AuthMethod | None", self.auth_method),
             metadata_url=openid_url,
             # OpenAPI documents can't say; an issuer without PKCE ignores it (RFC 6749 §3.1).

@@ -147,7 +147,7 @@ class ConnectorGateway:
                 if tokens is not None:
                     credentials = await tokens.build_credentials(operation, request.url)
                 elif isinstance(row.auth, AuthReference):
-                    credentials = row.auth.read_credentials(self._environ)
+                    credentials = await row.auth.find_credentials(self._environ)
                 else:
                     credentials = Credentials()
                 answer = await self._send(connector, operation, request, credentials)

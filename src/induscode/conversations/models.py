@@ -10,11 +10,12 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import anyio
+from anyio import to_thread
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets import hide_in_urls, hide_value
+from indusagi.core.secrets import hide_in_urls, hide_value, parse_secret, parse_secret_text
 from indusagi.net.address import FetchError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ LOCAL_PORTS = (11434, 8080, 1234)
 """Default ports of Ollama, llama.cpp and LM Studio."""
 OWN_KEY = "INDUS_API_KEY"
 """Variable with the key for `--base-url`."""
+KEY_VARIABLES = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", OWN_KEY)
 _ADDRESS_PROBE_S = 5.0
 """Time limit for a server that the user named to list its models."""
 _PORT_PROBE_S = 0.5
@@ -83,13 +85,32 @@ async def choose_model(
         NoModelError: No model is available.
         InvalidAddressError: The model server's address is invalid.
     """
-    choice = await _choose(invocation, environ, ports)
+    choice = await _choose(invocation, {**environ, **await _read_keys(environ)}, ports)
     if invocation.context_window is not None:
         return replace(choice, context_window=invocation.context_window)
     if choice.api == "compatible" and choice.base_url and choice.context_window is None:
         served = await _probe_server(choice.base_url, choice.name)
         return replace(choice, context_window=served.context_window) if served else choice
     return choice
+
+
+def list_key_references(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """List the references to keys: of their variables, or to stored secrets of their names. Blocks."""
+    from indusagi.interop.auth.secrets import SecretFiles  # noqa: PLC0415 — for a model only
+
+    stored = SecretFiles().list_rows()
+    texts = {name: environ.get(name, "").strip() or f"${{keyring:{name}}}" * (name in stored) for name in KEY_VARIABLES}
+    return {name: parse_secret_text(text) for name, text in texts.items() if parse_secret(text) is not None}
+
+
+async def _read_keys(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the keys behind references; `NoModelError` if one can't be read."""
+    from indusagi.interop.auth.secrets import SecretFault, reveal_value  # noqa: PLC0415 — for a model only
+
+    try:
+        return await reveal_value(await to_thread.run_sync(list_key_references, environ))
+    except SecretFault as exc:
+        raise NoModelError(str(exc)) from exc
 
 
 async def choose_agent_model(

@@ -18,9 +18,9 @@ import click
 from indusagi.core.records import record
 from indusagi.core.secrets import hide_in_urls
 from induscode.cluster.broker import MISSING_EXTRA
-from induscode.cluster.contract import CAPACITY, CREDENTIALS_VARIABLE, ClusterSettings, find_node_name, parse_brokers
+from induscode.cluster.contract import CAPACITY, CREDENTIALS_VARIABLE, ClusterSettings, find_node_name
 from induscode.cluster.key import ClusterKey, read_any_key
-from induscode.cluster.opening import CREDENTIALS_HELP, KEY_HELP, add_credentials, find_key_file, load_key
+from induscode.cluster.opening import CREDENTIALS_HELP, KEY_HELP, add_credentials, find_key_file, load_key, read_brokers
 from induscode.gateway.recursion import EVERYWHERE
 from induscode.gateway.tokens import Budget
 from induscode.launch.flags import FlagGroup, FlagKind, FlagSection, FlagSpec, choice
@@ -438,9 +438,15 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
         raise click.UsageError(message)
     introspection = None
     if params["introspect"] is not None:
-        if not os.environ.get(SECRET_VARIABLE):
+        from indusagi.interop.auth.secrets import SecretFault, reveal_variable  # noqa: PLC0415 — as above
+
+        try:
+            secret = reveal_variable(SECRET_VARIABLE, os.environ)
+        except SecretFault as exc:
+            raise click.UsageError(f"{SECRET_VARIABLE}: {exc}") from exc
+        if not secret:
             raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}")
-        introspection = IntrospectionClient(client_id=params["introspect"], client_secret=os.environ[SECRET_VARIABLE])
+        introspection = IntrospectionClient(client_id=params["introspect"], client_secret=secret)
     return ResourceSettings(
         issuer=issuer,
         public_url=public_url,
@@ -476,7 +482,7 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
     if params["http"] is None and not params["offer_only"]:
         raise click.UsageError("--cluster needs --http: clients reach a node over HTTP")
     try:
-        brokers = parse_brokers(params["cluster"])
+        brokers = read_brokers([params["cluster"]])
     except ValueError as exc:
         raise click.UsageError(f"--cluster: {exc}") from exc
     try:

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import click
 
+from indusagi.core.secrets import SecretText
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY, list_directory
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ItemKind, RemoteToolRef
@@ -125,13 +126,13 @@ class ViewBox(ToolBoxLayer):
 def read_view_tokens(
     views: Mapping[str, View], environ: Mapping[str, str], *, over_http: bool = False
 ) -> dict[str, str]:
-    """Read view tokens from their environment variables. An unset one is reported and gets no token.
+    """Read view tokens from their environment variables or secrets. An unset one is reported and gets no token.
 
     Two views can't share a token, and `over_http` it must be one that the HTTP host takes.
     """
     tokens: dict[str, str] = {}
     for view in views.values():
-        token = environ.get(view.token_env, "").strip() if view.token_env else ""
+        token = _read_token(view, environ)
         if not token:
             if view.token_env:
                 print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
@@ -149,6 +150,18 @@ def read_view_tokens(
             message = f"view {view.name!r}: the token in {view.token_env} {problem}"
             raise click.UsageError(message)
     return tokens
+
+
+def _read_token(view: View, environ: Mapping[str, str]) -> str:
+    if not view.token_env:
+        return ""
+    from indusagi.interop.auth.secrets import SecretFault, reveal, reveal_variable  # noqa: PLC0415 — for a view's token
+
+    try:
+        is_reference = isinstance(view.token_env, SecretText)
+        return reveal(view.token_env).strip() if is_reference else reveal_variable(view.token_env, environ)
+    except SecretFault as exc:
+        raise click.UsageError(f"view {view.name!r}: {exc}") from exc
 
 
 def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:

@@ -20,6 +20,7 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import SecretText, parse_secret_text
 from induscode.launch.views import InvalidPartError, View, is_list, is_map, is_text, parse_views
 
 T = TypeVar("T")
@@ -54,6 +55,8 @@ class Setting(Generic[T]):
     """The flag that overrides it for one run."""
     variable: str | None = field(default=None, kw_only=True)
     """The environment variable that applies if no file sets it."""
+    is_secret: bool = field(default=False, kw_only=True)
+    """Whether the user's file may refer to secrets in it: `${keyring:NAME}`."""
 
 
 def _checked(
@@ -227,6 +230,7 @@ APPROVALS_NOTIFY: Setting[Any] = Setting(
     "Where a gateway announces a call that waits: desktop, the address of a webhook, or a command as a list of words.",
     None,
     _ANNOUNCEMENT,
+    is_secret=True,
 )
 _FLOW_MODES = ("off", "note", "ask", "deny")
 
@@ -251,6 +255,7 @@ SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     "Views of indus serve by name: which tools a client sees, under which names.",
     {},
     Values(parse_views, {"type": "object"}),
+    is_secret=True,
 )
 CALLS_PER_DAY = Setting(
     "serve.calls_per_day",
@@ -270,13 +275,16 @@ CLUSTER_AFFINITY = Setting(
     {},
     _PATTERNS,
 )
-CLUSTER_BROKERS = Setting("cluster.brokers", "The NATS brokers that indus cluster asks.", (), _NAMES, flag="--cluster")
+CLUSTER_BROKERS = Setting(
+    "cluster.brokers", "The NATS brokers that indus cluster asks.", (), _NAMES, flag="--cluster", is_secret=True
+)
 CLUSTER_CREDENTIALS = Setting(
     "cluster.credentials_file",
     "The file with USER:PASSWORD, a token or NATS credentials for the brokers.",
     None,
     _TEXT,
     flag="--broker-credentials",
+    is_secret=True,
 )
 CLUSTER_IDLE = Setting(
     "cluster.idle_stop",
@@ -291,6 +299,7 @@ CLUSTER_KEY_FILE = Setting(
     None,
     _TEXT,
     flag="--cluster-key",
+    is_secret=True,
 )
 TOOL_SEARCH_MODE = Setting(
     "tool_search.mode",
@@ -452,11 +461,25 @@ def _read_file(path: str, notes: list[Note]) -> tuple[Mapping[str, object], Sequ
             notes.append(Note(f"file {path}", f"there is no setting {key!r}{hint}"))
             continue
         try:
-            values[key] = setting.values.read(value)
+            values[key] = setting.values.read(_keep_references(value, os.path.dirname(path), setting))
         except ValueError as exc:
             shown = "" if isinstance(exc, InvalidPartError) else f", not {compact_json(value)[:80]}"
             errors.append(f"{path}: {key} {exc}{shown}")
     return values, errors
+
+
+def _keep_references(value: JsonValue, folder: str, setting: Setting[Any]) -> JsonValue:
+    """Keep the references to secrets in a value, or raise `ValueError` if the setting takes none."""
+    if isinstance(value, str):
+        text = parse_secret_text(value, folder)
+        if isinstance(text, SecretText) and not setting.is_secret:
+            raise ValueError("takes no reference to a secret")
+        return text
+    if isinstance(value, list):
+        return [_keep_references(member, folder, setting) for member in value]
+    if isinstance(value, dict):
+        return {key: _keep_references(member, folder, setting) for key, member in value.items()}
+    return value
 
 
 def _flatten(document: JsonObject) -> JsonObject:

@@ -34,7 +34,7 @@ class View:
     """Client names, as clients report them."""
     principals: tuple[str, ...] = ()
     token_env: str = ""
-    """The environment variable with the view's token for `indus serve --http`."""
+    """The environment variable with the view's token for `indus serve --http`, or a reference to a secret."""
     servers: tuple[str, ...] = ("*",)
     """Servers to show items from; `native` for native tools."""
     tools: tuple[str, ...] | None = None

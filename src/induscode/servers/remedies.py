@@ -28,6 +28,7 @@ _REASONS = {
     "rate_limited": "try again later",
     "redirect": "put the address it redirects to into its row",
     "refused": "nothing listens at its address: start it, or correct the address",
+    "secret": "see what each reference says: indus secrets check",
     "sign_in": "sign in: {login}",
     "version": "it uses another version of the protocol: update it",
 }

@@ -22,7 +22,7 @@ from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject
 from indusagi.core.process.child import run_for_output
-from indusagi.core.secrets import SecretReference, SecretText, find_references, hide_value
+from indusagi.core.secrets import SecretReference, SecretText, find_references, hide_value, parse_secret_text
 from indusagi.core.tasks import run_in_daemon_thread
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.auth.storage import VaultFiles, VaultKind, VaultRow
@@ -68,7 +68,7 @@ class SecretFiles(VaultFiles):
         if not value or len(value.encode()) > MAX_SECRET_BYTES or "\0" in value:
             raise SecretFault(f"a secret has 1 to {MAX_SECRET_BYTES:,} bytes, and no NUL character")
         if keyring:
-            self._check_unlocked(f"the secret {name!r} can't be stored")
+            self._require_unlocked(f"the secret {name!r} can't be stored")
         hide_value(value)
         try:
             return self.write_file(self._path(name), {"name": name}, value, keyring=keyring)
@@ -79,7 +79,7 @@ class SecretFiles(VaultFiles):
         """Remove a secret and return whether it existed; raises `SecretFault` if it can't be removed."""
         row = self.list_rows().get(name)
         if row is not None and row.vault == "keyring":
-            self._check_unlocked(f"the secret {name!r} can't be removed")
+            self._require_unlocked(f"the secret {name!r} can't be removed")
         try:
             return self.remove_file(self._path(name))
         except (OSError, AuthFault) as exc:
@@ -92,12 +92,11 @@ class SecretFiles(VaultFiles):
             stored = "" if SECRET_NAME.fullmatch(name) else f" (a name can't be that: {NAME_RULE})"
             raise SecretFault(f"no secret {name!r} is stored{stored}: indus secrets set {shlex.quote(name)}")
         if row.vault == "keyring":
-            self._check_unlocked(f"the secret {name!r} waits for the keyring")
+            self._require_unlocked(f"the secret {name!r} waits for the keyring", ask=sys.stderr.isatty())
         try:
             value = self.read_secret(row)
         except AuthFault as exc:
-            is_locked = row.vault == "keyring" and self._is_locked()
-            raise SecretFault(f"the secret {name!r} can't be opened: {exc}", is_locked=is_locked) from exc
+            raise SecretFault(f"the secret {name!r} can't be opened: {exc}") from exc
         if value is None:
             raise SecretFault(f"the secret {name!r} is gone from the keyring: indus secrets set {name}")
         return value
@@ -105,14 +104,25 @@ class SecretFiles(VaultFiles):
     def _path(self, name: str) -> str:
         return os.path.join(self.find_folder(), f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json")
 
-    def _is_locked(self) -> bool:
+    def unlock(self) -> bool:
+        """Have the desktop ask the user to unlock the keyring, and return whether it's open."""
         keyring = self.get_keyring()
-        return keyring is not None and keyring.is_locked()
+        return keyring is None or not keyring.is_locked(unlock=True)
 
-    def _check_unlocked(self, problem: str) -> None:
-        """Raise `SecretFault` if the keyring is locked. On a terminal, it may ask the user to unlock it first."""
-        if self._is_locked() and not sys.stderr.isatty():
-            raise SecretFault(f"{problem}: it's locked; unlock it, for example by: indus secrets check", is_locked=True)
+    def _require_unlocked(self, problem: str, *, ask: bool = False) -> None:
+        """Raise `SecretFault` if the keyring is locked. With `ask`, the desktop asks to unlock it, once per process."""
+        global _has_asked
+        keyring = self.get_keyring()
+        if keyring is None or not keyring.is_locked():
+            return
+        if ask and not _has_asked:
+            _has_asked = True
+            if self.unlock():
+                return
+        raise SecretFault(f"{problem}: it's locked; unlock it, for example by: indus secrets check", is_locked=True)
+
+
+_has_asked = False
 
 
 # -- values -----------------------------------------------------------------------------------
@@ -141,6 +151,16 @@ def _reveal_all(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_reveal_all, cast("Iterable[Any]", value)))
     return reveal(value) if isinstance(value, str) else value
+
+
+async def reveal_value(value: T) -> T:
+    """Replace the references in a text, or in the texts of a collection, in a daemon thread; raises like `reveal`."""
+    return await run_in_daemon_thread("secrets", _reveal_all, value) if any(find_references(value)) else value
+
+
+def reveal_variable(name: str, environ: Mapping[str, str]) -> str:
+    """Return the value of a variable of ours, or of the secret it refers to; empty if unset. Raises like `reveal`."""
+    return reveal(parse_secret_text(environ.get(name, "").strip()))
 
 
 async def reveal_in_thread(record: T, *names: str) -> T:

@@ -114,8 +114,11 @@ class KeyringVault:
         """Name of the backend."""
         return str(self._backend.name)
 
-    def is_locked(self) -> bool:
-        """Return whether the user has to unlock it first. Only a Secret Service says so."""
+    def is_locked(self, *, unlock: bool = False) -> bool:
+        """Return whether the user has to unlock it first. With `unlock`, the desktop asks for that.
+
+        Only a Secret Service says so (https://specifications.freedesktop.org/secret-service-spec/latest/).
+        """
         backends = getattr(self._backend, "backends", None) or (self._backend,)
         if not any(type(one).__module__ == "keyring.backends.SecretService" for one in backends):
             return False
@@ -124,12 +127,13 @@ class KeyringVault:
             import secretstorage  # noqa: PLC0415 — the backend has loaded it
 
             with closing(secretstorage.dbus_init()) as connection:
-                return secretstorage.Collection(connection).is_locked()
+                collection = secretstorage.Collection(connection)
+                return collection.is_locked() and not (unlock and not collection.unlock())
 
         try:
             return self._call(ask)
-        except AuthFault:  # it has no collection yet, or isn't there any more
-            return False
+        except AuthFault:  # it has no collection yet, isn't there any more, or nobody answered
+            return unlock
 
     def put(self, owner: str, secret: str) -> str:
         """Store the secret in the keyring and return an empty text."""

@@ -36,6 +36,7 @@ from indusagi.interop.protocol_bridge.contract import (
     ServerConfig,
     StdioServerConfig,
     needs_sign_in,
+    waits_for_user,
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store
@@ -255,7 +256,15 @@ async def _examine(
         findings.notes = [note.message for note in endpoint.status().notes]
     except ProtocolFault as fault:
         connected = findings.handshake == "done"
-        findings.handshake = "done" if connected else "needs sign-in" if needs_sign_in(fault) else "failed"
+        findings.handshake = (
+            "done"
+            if connected
+            else "needs sign-in"
+            if needs_sign_in(fault)
+            else "waits for a secret"
+            if waits_for_user(fault)
+            else "failed"
+        )
         findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
         findings.stderr = fault.detail.stderr[-_MAX_STDERR_LINES:]
         advice = advise(findings.name, config, fault, os.environ, connected=connected)

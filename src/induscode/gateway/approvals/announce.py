@@ -17,6 +17,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.process.child import ChildProcess, KeptOutput
 from indusagi.core.time import iso_utc
+from indusagi.interop.auth.secrets import SecretFault, reveal_value
 from indusagi.net.address import FetchError, HttpPolicy, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
 
@@ -36,13 +37,14 @@ class AnnouncementError(Exception):
 async def announce(approval: Approval, target: str | Sequence[str]) -> Note | None:
     """Announce a request to `desktop`, a URL or a command, and return a note if that failed."""
     try:
+        target = await reveal_value(target)
         if not isinstance(target, str):
             await _run(target, compact_json(build_announcement(approval)).encode())
         elif target == "desktop":
             await _run(build_desktop_command(approval), b"")
         else:
             await _post(target, compact_json(build_announcement(approval)).encode())
-    except AnnouncementError as exc:
+    except (AnnouncementError, SecretFault) as exc:
         remedy = "indus approvals list shows the call; correct the setting approvals.notify"
         return Note("a call that needs approval wasn't announced", str(exc), remedy)
     return None
