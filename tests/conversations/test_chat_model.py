@@ -6,6 +6,7 @@ import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,8 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 from tests.support.networks import to_fetch_error
 
+from induscode.conversations.contract import RetryScheduled
+from induscode.conversations.model_loop.chat import retry_listener
 from induscode.conversations.model_loop.chat_messages import build_connection_error, replace_images, write_messages
 from induscode.conversations.model_loop.providers import VERBATIM, open_model, to_model_fault
 from induscode.conversations.models import ModelChoice
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
 
     from indusagi.net.address import FetchError
+    from induscode.conversations.contract import RunEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -450,13 +454,22 @@ async def test_broken_connection_is_reported() -> None:
     assert "broke" in said
 
 
+async def _add(events: list[RunEvent], event: RunEvent) -> None:
+    events.append(event)
+
+
 async def test_request_is_retried_after_transient_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("induscode.conversations.model_loop.chat._FIRST_DELAY_S", 0.01)
     waits = {"retry-after": "0"}
     passing = [Answer("", status, JSON, waits) for status in (503, 429)]
     with serve(*passing, stream(chunk({"content": "yes"}, "stop"))) as peer:
+        said: list[RunEvent] = []
+        token = retry_listener.set(partial(_add, said))
         await ask(peer.url)
+        retry_listener.reset(token)
     assert len(peer.bodies) == 3
+    described = [(one.reason, one.attempt, one.attempts) for one in said if isinstance(one, RetryScheduled)]
+    assert described == [("The model is busy", 2, 10), ("Rate limited", 3, 10)]
     with serve(*[Answer("", 500, JSON, waits)] * 3) as peer:
         with pytest.raises(failures.ModelHTTPError):
             await ask(peer.url)

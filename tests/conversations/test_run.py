@@ -261,7 +261,6 @@ def test_full_context_window_is_reported(ran: Ran) -> None:
         ("openai", "length", "token limit"),
         ("anthropic", "max_tokens", "token limit"),
         ("openai", "content_filter", "filter"),
-        ("openai", None, "may be cut off"),
     ],
 )
 def test_incomplete_answer_is_reported(ran: Ran, api: Any, finish: str | None, said: str) -> None:
@@ -271,6 +270,16 @@ def test_incomplete_answer_is_reported(ran: Ran, api: Any, finish: str | None, s
     (note,) = done["notes"]
     assert said in note
     assert said in ran.err
+
+
+def test_dropped_answer_is_requested_once_more(ran: Ran) -> None:
+    half = Reply(text=("half an ans",), finish=None)
+    done = ran(half, says("a whole answer"))
+    assert (done["code"], done["result"], done["notes"]) == (0, "a whole answer", [])
+    assert ran.server.requests[0] == ran.server.requests[1]
+    done = ran(half, half)
+    assert (done["code"], done["result"]) == (0, "half an ans")
+    assert done["notes"] == ["the connection dropped; the answer may be incomplete"]
 
 
 def test_unreachable_model_server_is_reported(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

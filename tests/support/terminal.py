@@ -46,6 +46,7 @@ LIMIT_S = 60.0
 REGION_ROWS = 8
 ENTER, ESCAPE, TAB, UP, DOWN = "\r", "\x1b", "\t", "\x1b[A", "\x1b[B"
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+ACTIVITY = "esc to interrupt"
 _END = b"\0the end of the output\0"
 _SEQUENCE = re.compile(r"\x1b(?:\[(?P<parameters>[0-?]*)(?P<between>[ -/]*)(?P<final>[@-~])|(?P<other>.?))", re.DOTALL)
 _MODES = {"?1", "?7", "?12", "?25", "?2004", "?2026"}
@@ -370,7 +371,7 @@ class Terminal(_TerminalProcess):
 
     def wait_for_answer(self, text: str) -> None:
         """Read until a text is shown and the turn is over."""
-        self.wait_for(lambda: text in self.text and not any(row.startswith("Working") for row in self.rows))
+        self.wait_for(lambda: text in self.text and not any(ACTIVITY in row for row in self.rows))
 
     def wait_for_end(self) -> int:
         """Read until the program has ended; give its exit code."""

@@ -35,6 +35,29 @@ class TextDelta:
 
 
 @record
+class ThinkingDelta:
+    """A piece of the model's reasoning."""
+
+    text: str
+
+
+@record
+class RetryScheduled:
+    """A request to the model failed and will be sent again."""
+
+    reason: str
+    delay_s: float
+    attempt: int
+    """Number of the coming attempt."""
+    attempts: int
+
+    def describe(self, left_s: float) -> str:
+        """Describe the retry in one line, `left_s` seconds before it."""
+        pause = f"in {left_s:.0f} s" if left_s >= 1 else "now"
+        return f"{self.reason}. Retrying {pause} ({self.attempt} of {self.attempts})"
+
+
+@record
 class ToolCalled:
     """The model requested a tool call."""
 
@@ -114,7 +137,8 @@ class Usage:
         }
 
 
-RunEvent: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Usage"
+AnswerEvent: TypeAlias = "TextDelta | ToolCalled | ToolAdvanced | ToolAnswered | Usage"
+RunEvent: TypeAlias = "AnswerEvent | ThinkingDelta | RetryScheduled"
 EventSink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
 MessageSource: TypeAlias = "Callable[[], Awaitable[Sequence[str]]]"
 

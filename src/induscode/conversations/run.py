@@ -32,7 +32,16 @@ from indusagi.core.faults import CoreError
 from induscode.boot.plans import ConfigPathError
 from induscode.cli.signals import signal_code
 from induscode.cli.terminal import print_status, redirect_to_null
-from induscode.conversations.contract import ExitCode, RunResult, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.conversations.contract import (
+    ExitCode,
+    RetryScheduled,
+    RunResult,
+    TextDelta,
+    ThinkingDelta,
+    ToolAdvanced,
+    ToolAnswered,
+    ToolCalled,
+)
 from induscode.conversations.line_dialog import find_line_dialog
 from induscode.conversations.models import InvalidAddressError, NoModelError
 from induscode.conversations.opening import open_conversation
@@ -43,7 +52,7 @@ from induscode.permissions import InvalidRuleError, PermissionSetup
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.conversations.contract import RunEvent
+    from induscode.conversations.contract import AnswerEvent, RunEvent
     from induscode.conversations.conversation import Conversation
     from induscode.launch.invocation import Invocation, OutputFormat
 
@@ -337,6 +346,8 @@ class TextReporter:
                 await self.writer.write(before + text)
         elif isinstance(event, ToolAnswered) and event.code == "denied":
             print_status(event.text)
+        elif isinstance(event, RetryScheduled):
+            print_status(event.describe(event.delay_s))
         elif isinstance(event, ToolCalled) and self.verbose:
             print_status(f"calling {event.name}")
         elif isinstance(event, ToolAdvanced) and self.verbose:
@@ -365,8 +376,8 @@ class JsonReporter:
             await self.writer.write(_format_line(start))
 
     async def report_event(self, event: RunEvent) -> None:
-        """Write a line if `stream` is set."""
-        if self.stream:
+        """Write a line if `stream` is set. Reasoning and retries aren't part of the answer."""
+        if self.stream and not isinstance(event, (ThinkingDelta, RetryScheduled)):
             await self.writer.write(_format_line(event_to_json(event)))
 
     async def report_end(self, summary: JsonObject) -> None:
@@ -377,7 +388,7 @@ class JsonReporter:
 Reporter: TypeAlias = TextReporter | JsonReporter
 
 
-def event_to_json(event: RunEvent) -> JsonObject:
+def event_to_json(event: AnswerEvent) -> JsonObject:
     """Convert an event to the JSON of `--output-format stream-json`."""
     if isinstance(event, TextDelta):
         return {"type": "text", "text": event.text, "starts": event.starts}

@@ -107,10 +107,11 @@ class LateServers:
         """Wait briefly for unknown servers, and for required ones. Describe servers that are still starting."""
         unknown = [server for server in self._mcp.unknown_servers() if server not in self._waited]
         self._waited.update(unknown)
-        awaited = self._mcp.awaited_servers()
-        starting = await self._mcp.wake([server for server in unknown if server in awaited], FIRST_PROMPT_LIMIT_S)
+        self._late.update(unknown)
+        awaited = {server for server in self._mcp.awaited_servers() if server in unknown}
+        starting = await self._mcp.wake([*awaited], FIRST_PROMPT_LIMIT_S)
         self._mcp.record_late(starting)
-        self._late.update(starting, (server for server in unknown if server not in awaited))
+        self._late.difference_update(awaited.difference(starting))
         await self._mcp.wait_for_required()
         return [f"server {server!r} is still starting: the model gets its tools once it's up" for server in starting]
 

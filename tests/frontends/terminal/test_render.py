@@ -15,7 +15,15 @@ from rich.cells import cell_len
 from tests.support.scripts import unmeasured
 from tests.support.strategies import examples
 
-from induscode.conversations.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
+from induscode.conversations.contract import (
+    RetryScheduled,
+    TextDelta,
+    ThinkingDelta,
+    ToolAdvanced,
+    ToolAnswered,
+    ToolCalled,
+    Usage,
+)
 from induscode.frontends.terminal.blocks import MAX_LINES, MAX_TEXT_CHARS
 from induscode.frontends.terminal.render import EventRenderer
 
@@ -268,3 +276,41 @@ assert renderer.finish() == "\\nHello\\n"
 assert "rich" in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=unmeasured())
+
+
+def test_the_activity_names_what_the_turn_does_and_since_when() -> None:
+    turn = Turn()
+
+    def say(*events: RunEvent) -> str:
+        turn.feed(*events)
+        turn.now += 1
+        return turn.renderer.format_activity().removeprefix(turn.renderer.format_activity()[:2])
+
+    assert say() == "Thinking… 1s · esc to interrupt"
+    assert say(TextDelta("Well", starts=True)) == "Writing… 2s · esc to interrupt"
+    assert say(ToolCalled("1", "bash", {})) == "Running bash… 3s · esc to interrupt"
+    assert say(ToolCalled("2", "read", {})) == "Running 2 tools… 4s · esc to interrupt"
+    retry = RetryScheduled("Rate limited", 3.0, 2, 10)
+    assert say(retry) == "Rate limited. Retrying in 2 s (2 of 10) · esc to interrupt"
+    assert say() == "Rate limited. Retrying in 1 s (2 of 10) · esc to interrupt"
+    assert turn.renderer.format_activity("Waiting for you")[2:] == "Waiting for you… 6s · esc to interrupt"
+    assert len(EventRenderer(width=lambda: 20, color=False).format_activity()) <= 20
+
+
+def test_reasoning_is_shown_while_it_lasts_and_folded_at_its_end() -> None:
+    turn = Turn(40)
+    assert turn.feed(ThinkingDelta("First\nthis, \x1b[2J "), ThinkingDelta("then that. " * 20)) == ""
+    rows = turn.renderer.live_rows(5)
+    assert len(rows) == 2
+    assert rows[-1].endswith("then that.")
+    turn.now = 4
+    assert turn.feed(ToolCalled("1", "bash", {})) == "✻ Thought for 4.0s · First this, \\x1b[2…\n"
+    assert not [row for row in turn.renderer.live_rows(5) if "that" in row]
+    assert turn.feed(ThinkingDelta(" \n"), TextDelta("Done.", starts=True)) == ""
+
+
+def test_a_dropped_answer_ends_with_a_line_about_the_retry() -> None:
+    turn = Turn()
+    turn.feed(TextDelta("Half an", starts=True))
+    shown = turn.feed(RetryScheduled("The connection dropped", 0, 2, 2))
+    assert shown.splitlines() == ["Half an", "The connection dropped. Retrying now (2 of 2)"]

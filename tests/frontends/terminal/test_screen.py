@@ -219,14 +219,14 @@ async def test_the_rows_above_the_input_line_fit_the_region() -> None:
         state = stage.screen.state
         assert stage.screen._list_live_rows() == []
         state.rows = give
-        assert stage.screen._list_live_rows() == [f"row {number} of 4" for number in range(4)]
+        assert stage.screen._list_live_rows() == [f"row {number} of 5" for number in range(5)]
         state.queued = ["next"]
-        assert stage.screen._list_live_rows() == [*(f"row {number} of 3" for number in range(3)), "  queued: next"]
+        assert stage.screen._list_live_rows() == [*(f"row {number} of 4" for number in range(4)), "  queued: next"]
         state.queued = ["next", "later", "last"]
         assert stage.screen._list_live_rows()[-1] == "  queued: next (+2 more)"
         state.status = lambda width: f"of {width}"
         assert stage.screen._list_status_rows() == ["of 40"]
-    for rows, count in ((8, 1), (9, 4)):
+    for rows, count in ((8, 1), (9, 5)):
         async with shown(rows=rows) as stage:
             stage.screen.state.rows = give
             assert len(stage.screen._list_live_rows()) == count

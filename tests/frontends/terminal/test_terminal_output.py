@@ -12,7 +12,7 @@ import pytest
 from tests.support.model_server import Reply, calls, says
 from tests.support.scripts import command
 from tests.support.servers import hidden, honest
-from tests.support.terminal import ENTER, TerminalSetup, open_setup
+from tests.support.terminal import ACTIVITY, ENTER, TerminalSetup, open_setup
 from tests.support.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ def test_control_sequences_of_a_model_a_tool_a_server_and_a_paste_are_shown_as_t
         terminal.paste("go")
         terminal.enter("")
         for _ in range(6):
-            terminal.wait_for(lambda: "[y] Yes" in terminal.text or "ended early" in terminal.text)
-            if "ended early" in terminal.text:
+            terminal.wait_for(lambda: "[y] Yes" in terminal.text or "✗ scripted (400)" in terminal.text)
+            if "✗ scripted (400)" in terminal.text:
                 break
             count = terminal.text.count("→ Yes")
             terminal.type("y")
             terminal.wait_for(lambda count=count: terminal.text.count("→ Yes") == count + 1)
-        terminal.wait_for_answer("ended early")
+        terminal.wait_for_answer("✗ scripted (400)")
         assert setup.server.script == []
         terminal.type("@evil")
         terminal.wait_for("evil.txt")
@@ -181,7 +181,7 @@ async def test_in_tmux_all_lines_are_in_the_scrollback_after_twenty_resizes(
         "-c", str(setup.cwd), command(), "--model", "openai:scripted",
     )  # fmt: skip
     try:
-        await until(lambda: "context 0" in capture())
+        await until(lambda: "0 of context" in capture())
         tmux("send-keys", "-l", "count")
         tmux("send-keys", "Enter")
         for number, width in enumerate(WIDTHS, 1):
@@ -190,8 +190,8 @@ async def test_in_tmux_all_lines_are_in_the_scrollback_after_twenty_resizes(
             await until(lambda last=last: f"line {last:05}" in tmux("capture-pane", "-p", "-S", "-200"))
             tmux("resize-window", "-x", str(width), "-y", "24")
         lines.release(2 * LINES)
-        await until(lambda: tmux("capture-pane", "-p").rstrip().endswith("15 tokens"))
-        await until(lambda: "Working" not in tmux("capture-pane", "-p"))
+        await until(lambda: "15 of context" in tmux("capture-pane", "-p"))
+        await until(lambda: ACTIVITY not in tmux("capture-pane", "-p"))
         await until(lambda: read_lines(capture()) == list(range(LINES)))
         tmux("send-keys", "C-d")
         await until(lambda: tmux("list-sessions") == "")

@@ -261,10 +261,38 @@ def test_ctrl_c_while_servers_start_cancels_the_turn_and_ctrl_d_ends_them(setup:
         terminal.wait_for_prompt()
         terminal.wait_for("starting mute")
         terminal.enter("hello")
-        terminal.wait_for("Working")
+        terminal.wait_for("Starting mute")
         terminal.type(CTRL_C)
         terminal.wait_for(CANCELLED)
         assert setup.server.requests == []
+        assert terminal.leave() == 0
+
+
+def test_esc_while_servers_start_answers_without_them(setup: TerminalSetup) -> None:
+    setup.write_config("mcp.json", fault("mute"))
+    with setup.open("--mcp", "./mcp.json", script=(says("Here."),)) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("hello")
+        terminal.wait_for("Starting mute")
+        terminal.type(ESCAPE)
+        terminal.wait_for_answer("Here.")
+        assert "Interrupted" not in terminal.text
+        assert terminal.leave() == 0
+
+
+def test_a_failed_turn_leaves_its_prompt_in_the_input_line(setup: TerminalSetup) -> None:
+    failure = Reply(status=400, error="no such luck")
+    with setup.open(
+        "--approval", "all", script=(failure, calls("bash", command="true"), failure, says("ok"))
+    ) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("try this")
+        terminal.wait_for_answer("✗ scripted (400): no such luck. Enter sends it again")
+        terminal.wait_for(lambda: "> try this" in terminal.rows)
+        terminal.type(ENTER)
+        terminal.wait_for(lambda: "> Go on." in terminal.rows)
+        terminal.type(ENTER)
+        terminal.wait_for_answer("ok")
         assert terminal.leave() == 0
 
 

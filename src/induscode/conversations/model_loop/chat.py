@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -32,6 +33,7 @@ from indusagi.core.time import now_ms
 from indusagi.net.address import FetchError, HttpPolicy, WebUrl, parse_url
 from indusagi.net.client import EventParser, get_media_type
 from indusagi.net.dial import HttpAnswer, Network, find_proxy, open_network, shared_tls
+from induscode.conversations.contract import RetryScheduled
 from induscode.conversations.model_loop.chat_messages import (
     REASONING_FIELDS,
     THINKING_TAGS,
@@ -49,8 +51,12 @@ if TYPE_CHECKING:
     from pydantic_ai.settings import ModelSettings
     from pydantic_ai.tools import RunContext
 
+    from induscode.conversations.contract import EventSink
+
 
 _END = "[DONE]"
+_ENDED: JsonObject = {}
+"""Chunk for the end of a complete stream."""
 _FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
@@ -102,6 +108,8 @@ class ChatStream(StreamedResponse):
     async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
         try:
             async for chunk in _read_chunks(self.response, self.name):
+                if chunk is _ENDED:
+                    self.provider_details = {"ended": True, **(self.provider_details or {})}
                 for event in self._take_chunk(chunk):
                     yield event
         except FetchError as exc:
@@ -199,6 +207,7 @@ async def _read_chunks(response: HttpAnswer, model: str) -> AsyncIterator[JsonOb
     else:
         async for data in _read_events(response):
             if data == _END:
+                yield _ENDED
                 break
             if data:
                 count += 1
@@ -271,6 +280,9 @@ def _read_count(counts: JsonObject, key: str) -> int:
 _CONNECT_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 600.0
 _MAX_RETRIES = 2
+_MAX_BUSY_RETRIES = 9
+_BUSY = {429: "Rate limited", 503: "The model is busy", 529: "The model is busy"}
+"""Statuses that ask for patience."""
 _FIRST_DELAY_S = 0.4
 _MAX_DELAY_S = 60.0
 _RETRY_STATUSES = {408, 409, 429}
@@ -278,6 +290,8 @@ _RETRY_STATUSES = {408, 409, 429}
 _FINAL_REASONS = {"silence", "request"}
 """Failures for which a retry is useless or takes very long."""
 _IDLE_CONNECTIONS = 4
+retry_listener: ContextVar[EventSink | None] = ContextVar("retry_listener", default=None)
+"""Receives the retries of a run's requests."""
 
 
 class ChatModel(Model[Any]):
@@ -378,8 +392,8 @@ class ChatModel(Model[Any]):
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
         backoff = Backoff(_FIRST_DELAY_S)
         content = text.encode("utf-8", "replace")
-        for attempt in range(_MAX_RETRIES + 1):
-            last = attempt == _MAX_RETRIES
+        for attempt in range(_MAX_BUSY_RETRIES + 1):
+            retries, reason = _MAX_RETRIES, "Can't connect"
             try:
                 target, network = await self._open()
                 headers = {"content-type": "application/json", **self._headers, **target.authorization}
@@ -392,7 +406,7 @@ class ChatModel(Model[Any]):
                 finally:
                     await response.aclose()
             except FetchError as exc:
-                if last or exc.facts.get("reason") in _FINAL_REASONS or exc.__cause__ is None:
+                if attempt >= retries or exc.facts.get("reason") in _FINAL_REASONS or exc.__cause__ is None:
                     raise build_connection_error(self._name, exc) from exc
                 delay = None
             else:
@@ -400,7 +414,12 @@ class ChatModel(Model[Any]):
                 status, headers = response.status, dict(response.headers)
                 advice = response.headers.get("x-should-retry")
                 may_succeed = advice == "true" if advice else status in _RETRY_STATUSES or status >= 500
-                if last or not may_succeed or (delay or 0) > _MAX_DELAY_S:
+                reason = _BUSY.get(status, f"The model's server failed ({status})")
+                retries = _MAX_BUSY_RETRIES if status in _BUSY else retries
+                if attempt >= retries or not may_succeed or (delay or 0) > _MAX_DELAY_S:
                     raise build_status_error(self._name, status, refusal, headers)
-            await anyio.sleep(backoff.next_pause(delay))
+            pause_s = backoff.next_pause(delay)
+            if (listener := retry_listener.get()) is not None:
+                await listener(RetryScheduled(reason, pause_s, attempt + 2, retries + 1))
+            await anyio.sleep(pause_s)
         raise AssertionError

@@ -30,6 +30,8 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
     ToolReturn,
     UserPromptPart,
     repair_messages,
@@ -44,7 +46,16 @@ from indusagi.adapters.pydantic_ai import ToolBoxToolset
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.runtime.contract import ToolCall, ToolDescriptor
-from induscode.conversations.contract import RequestBudget, RunPlan, RunResult, TextDelta, Usage
+from induscode.conversations.contract import (
+    RequestBudget,
+    RetryScheduled,
+    RunPlan,
+    RunResult,
+    TextDelta,
+    ThinkingDelta,
+    Usage,
+)
+from induscode.conversations.model_loop.chat import retry_listener
 from induscode.conversations.model_loop.chat_messages import describe_file, is_image_refusal, replace_images
 from induscode.conversations.model_loop.providers import open_model, to_model_fault
 from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
@@ -195,17 +206,27 @@ class RunState:
     """The conversation so far."""
     saved: int = 0
     """Number of new messages already passed to `on_message`."""
+    may_drop: bool = True
+    """Whether a response whose connection drops is requested again."""
+    dropped: bool = False
+    """Whether the connection dropped during the last response, which is requested again."""
 
     async def report_text(self, event: AgentStreamEvent) -> None:
-        """Collect and report the text of a stream event."""
+        """Collect and report the text of a stream event, and report its reasoning."""
         passage = self.passages[-1]
-        text, starts = "", False
+        text, starts, thought = "", False, ""
         if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
             text, starts = event.part.content, True
             if passage:
                 passage.append("\n\n")
         elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
             text = event.delta.content_delta
+        elif isinstance(event, PartStartEvent) and isinstance(event.part, ThinkingPart):
+            thought = event.part.content
+        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, ThinkingPartDelta):
+            thought = event.delta.content_delta or ""
+        if thought:
+            await self.plan.sink(ThinkingDelta(thought))
         if text or starts:
             passage.append(text)
             await self.plan.sink(TextDelta(text, starts))
@@ -214,6 +235,8 @@ class RunState:
         """Pass newly completed messages to `on_message`."""
         self.messages = run.all_messages()
         new: list[ModelMessage] = run.new_messages()
+        if self.dropped and isinstance(self.messages[-1], ModelResponse):  # the next response replaces it
+            del self.messages[-1], new[-1:]
         for message in new[self.saved :]:
             self.saved += 1
             if message.parts:
@@ -232,6 +255,8 @@ class ModelLoop:
     def __init__(self, model: Model) -> None:
         self._model = ListingModel(model)
         self._text_only = False
+        self._has_ends = True
+        """Whether a stream without an end is incomplete: some servers never send one."""
         self.usage = Usage(cost_usd=0.0)
         """Total usage of all runs."""
 
@@ -252,8 +277,9 @@ class ModelLoop:
             ConversationError: The history is invalid.
         """
         # pydantic-ai and the kernel each have a cancel token. This one stops requests to the model.
-        state = RunState(plan, CancellationToken())
+        state = RunState(plan, CancellationToken(), may_drop=self._has_ends)
         forget = plan.cancel.on_cancel(state.token.cancel)
+        listening = retry_listener.set(plan.sink)
         try:
             result = await self._retry_without_images(prompt, state)
         except failures.RunTimedOut:
@@ -270,6 +296,7 @@ class ModelLoop:
             result = RunResult(reason="error", message=str(fault), fault=fault)
         finally:
             forget()
+            retry_listener.reset(listening)
         usage = _to_usage(state.usage)
         self.usage = self.usage.add(usage)
         await plan.sink(usage)
@@ -313,14 +340,30 @@ class ModelLoop:
         if self._text_only:  # the model would reject images of earlier turns again
             history = [replace_images(message) for message in history]
         try:
-            return await self._iterate(prompt, history, state)
+            return await self._retry_dropped(prompt, history, state)
         except failures.ModelAPIError as exc:
             if self._text_only or not is_image_refusal(exc, state.messages):
                 raise
         self._text_only, state.saved = True, 0
         return await self._iterate(None, [replace_images(message) for message in state.messages], state)
 
-    async def _iterate(self, prompt: str | None, history: Sequence[ModelMessage], state: RunState) -> RunResult:
+    async def _retry_dropped(self, prompt: str | None, history: Sequence[ModelMessage], state: RunState) -> RunResult:
+        """Run the loop. If the connection drops during a response, request that response once more."""
+        try:
+            return await self._iterate(prompt, history, state)
+        except failures.ModelConnectionError:
+            if not state.dropped:
+                raise
+        state.passages.pop()
+        await state.plan.sink(RetryScheduled("The connection dropped", 0, 2, 2))
+        state.dropped, state.may_drop, state.saved = False, False, 0
+        result = await self._iterate(None, state.messages, state)
+        self._has_ends = not _is_open_ended(state.messages)
+        return result
+
+    async def _iterate(
+        self, prompt: str | None, history: Sequence[ModelMessage], state: RunState, *, can_drop: bool = True
+    ) -> RunResult:
         plan = state.plan
         deck = DeckToolset(
             plan,
@@ -375,6 +418,10 @@ class ModelLoop:
                     async with node.stream(run.ctx) as stream:
                         async for event in stream:
                             await state.report_text(event)
+                    self._check_end(run, state)
+                except failures.ModelConnectionError:
+                    state.dropped = state.may_drop and isinstance(run.all_messages()[-1], ModelResponse)
+                    raise
                 finally:
                     budget.charge(_subtract_usage(state.usage, before))
             elif agent.is_call_tools_node(node):
@@ -386,6 +433,10 @@ class ModelLoop:
         last = state.messages[-1] if state.messages else None
         finish = last.finish_reason if isinstance(last, ModelResponse) else None
         return RunResult(reason="done", note=_find_truncation(state.messages), finish=finish or "")
+
+    def _check_end(self, run: AgentRun[None, str], state: RunState) -> None:
+        if state.may_drop and _is_open_ended(run.all_messages()):
+            raise failures.ModelConnectionError(self._model.model_name, "the connection dropped")
 
 
 def _to_usage(used: RunUsage) -> Usage:
@@ -406,6 +457,13 @@ def _subtract_usage(used: RunUsage, before: RunUsage) -> Usage:
     return usage if before.total_tokens else replace(usage, cost_usd=_to_usage(used).cost_usd)
 
 
+def _is_open_ended(messages: Sequence[ModelMessage]) -> bool:
+    """Return whether the last response has neither a finish reason nor an end."""
+    last = messages[-1] if messages else None
+    details = last.provider_details or {} if isinstance(last, ModelResponse) and last.provider_name else None
+    return details is not None and not details.keys() & {"finish_reason", "ended"}
+
+
 def _find_truncation(messages: Sequence[ModelMessage]) -> str:
     """Describe why the last answer is incomplete, or return an empty string."""
     last = messages[-1] if messages else None
@@ -413,7 +471,7 @@ def _find_truncation(messages: Sequence[ModelMessage]) -> str:
         return ""
     # The library can't tell a broken stream from a finished one; only the provider's own reason can.
     if last.provider_name is not None and "finish_reason" not in (last.provider_details or {}):
-        return "the answer may be cut off: the provider sent no finish reason"
+        return "the connection dropped; the answer may be incomplete"
     return {
         "length": "the answer is cut off: the model reached its token limit",
         "content_filter": "the answer is cut off by a filter of the model's provider",

@@ -30,10 +30,10 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.text import cut_text, format_count
 from induscode.cli.terminal import escape_unprintable, redirected_status_lines
-from induscode.conversations.contract import RunResult, SpendLimit
+from induscode.conversations.contract import RunResult, SpendLimit, ToolCalled
 from induscode.frontends.terminal.blocks import cut_to_cells
 from induscode.frontends.terminal.complete import InputCompleter, open_history
-from induscode.frontends.terminal.render import EventRenderer, format_status
+from induscode.frontends.terminal.render import EventRenderer, Palette, format_status
 from induscode.frontends.terminal.screen import Screen
 from induscode.frontends.terminal.slash import (
     SlashCommand,
@@ -57,6 +57,8 @@ _LEAVE_WINDOW_S = 2.0
 """A second Ctrl-C within this time leaves, a second Esc opens /rewind."""
 _EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
 """How much a continued conversation shows of the last prompt and of the end of the last answer."""
+_GO_ON = "Go on."
+"""The prompt to send after a failure that came after calls."""
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
@@ -116,9 +118,13 @@ class InteractiveApp:
         self._arrived = asyncio.Event()
         self._leaving = CancelToken()
         self._turn: CancelToken | None = None
+        self._server_wait: CancelToken | None = None
+        """Esc ends the wait for servers, not the turn."""
         self._turn_tasks: TaskGroup | None = None
         """Runs commands during the turn."""
         self._renderer: EventRenderer | None = None
+        self._called = False
+        """Whether the turn has called a tool."""
         self._prompt: str | None = None
         self._next: Invocation | None = None
         self._interrupted_at = self._escaped_at = float("-inf")
@@ -129,7 +135,8 @@ class InteractiveApp:
         self._completer: Completer | None = None
         completer = DynamicCompleter(lambda: self._completer)
         self.screen = Screen(self, color=self.color, history=open_history(), completer=completer)
-        self.screen.state.status = lambda width: format_status(self._conversation, width, busy=self._turn is not None)
+        self.screen.state.status = lambda width: format_status(self._conversation, width, Palette(self.color))
+        self.screen.state.activity = self._format_activity
         self.screen.state.rows = self._list_live_rows
 
     @property
@@ -191,7 +198,9 @@ class InteractiveApp:
         """Cancel the turn in favour of the queued or next message. Twice without a turn: list the points of /rewind."""
         now = asyncio.get_running_loop().time()
         again, self._escaped_at = now - self._escaped_at < _LEAVE_WINDOW_S, now
-        if self._turn is not None:
+        if self._server_wait is not None and not self._server_wait.cancelled:
+            self._server_wait.cancel("Esc")
+        elif self._turn is not None:
             self._turn.cancel("Esc")
         elif again and self._conversation is not None and not self.screen.draft:
             self._escaped_at = float("-inf")
@@ -264,14 +273,14 @@ class InteractiveApp:
             tasks.cancel_scope.cancel()
 
     async def _watch_status(self) -> None:
-        """Redraw when the status row or a server start changes: the conversation opened, a server came up."""
+        """Redraw during turns, and when the status row or a server start changes."""
         shown: tuple[str, list[str]] = "", []
         while True:
             present = self.screen.state.status(self.screen.width), self._describe_starts()
-            if present != shown:
+            if present != shown or self._turn is not None:
                 shown = present
                 self.screen.refresh()
-            await anyio.sleep(_WATCH_S)
+            await anyio.sleep(min(_SPIN_S, _WATCH_S) if self._turn is not None else _WATCH_S)
 
     async def _hold_conversations(self) -> None:
         """Hold one conversation after the other until the user leaves."""
@@ -429,6 +438,15 @@ class InteractiveApp:
         rows = [cut_to_cells(f"  {escape_unprintable(start)}", self.screen.width - 1) for start in starts]
         return rows if self._renderer is None else [*rows, *self._renderer.live_rows(limit - len(rows))]
 
+    def _format_activity(self) -> str:
+        if self._renderer is None:
+            return ""
+        if self._server_wait is not None:
+            status = self.conversation.session.mcp.status()
+            starting = [name for name, one in status.items() if one.phase == "connecting"]
+            return self._renderer.format_activity(f"Starting {escape_unprintable(', '.join(starting) or 'servers')}")
+        return self._renderer.format_activity("Waiting for you" if self.screen.has_question else "")
+
     # -- turns --------------------------------------------------------------------------------
 
     async def _run_command(self, line: str) -> None:
@@ -470,15 +488,17 @@ class InteractiveApp:
             prompt, notes = await attach_mentions(message, conversation.session)
             for note in notes:
                 self.screen.show(f"note: {note}")
+        self._called = False
         self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
         known = len(conversation.notes)
         result = RunResult(reason="cancelled")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._animate)
             self._turn_tasks = tasks
             try:
-                with self._turn.guard():
+                self._server_wait = CancelToken(self._turn)
+                with self._server_wait.guard():
                     await conversation.wait_for_servers()
+                self._server_wait = None
                 take = partial(self._take_messages, conversation)
                 result = await conversation.run_turn(
                     prompt, sink=self._show_event, cancel=self._turn, take_messages=take
@@ -488,11 +508,14 @@ class InteractiveApp:
             finally:
                 tasks.cancel_scope.cancel()
                 self.screen.print(self._renderer.finish())
-                self._turn = self._renderer = self._turn_tasks = None
+                self._turn = self._renderer = self._turn_tasks = self._server_wait = None
+        is_failed = result.reason == "error" and result.fault is not None and not self._messages
+        if is_failed:
+            self.screen.offer_draft(_GO_ON if self._called else message)
         if result.reason == "cancelled":
             self.screen.show("Interrupted." if self._messages else "Interrupted. What should it do instead?")
         elif result.reason != "done":
-            self.screen.show(f"the turn ended early: {result.message}")
+            self.screen.show(f"✗ {result.message}" + (". Enter sends it again" if is_failed else ""))
         if result.note:
             self.screen.show(f"note: {result.note}")
         self.screen.print("\n")
@@ -520,12 +543,8 @@ class InteractiveApp:
             taken.append(prompt)
         return taken
 
-    async def _animate(self) -> None:
-        while True:
-            self.screen.refresh()
-            await anyio.sleep(_SPIN_S)
-
     async def _show_event(self, event: RunEvent) -> None:
+        self._called = self._called or isinstance(event, ToolCalled)
         if self._renderer is not None:
             self.screen.print(self._renderer.feed(event))
             self.screen.refresh()

@@ -20,7 +20,15 @@ from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.cli.terminal import escape_controls, escape_unprintable
-from induscode.conversations.contract import RunEvent, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.conversations.contract import (
+    RetryScheduled,
+    RunEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolAdvanced,
+    ToolAnswered,
+    ToolCalled,
+)
 from induscode.frontends.terminal.blocks import BlockSplitter, MarkdownBlock, cut_to_cells, measure_cells, wrap_to_cells
 
 if TYPE_CHECKING:
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_WIDTH = 8
+_THOUGHT_ROWS = 2
 _TAB = 4
 
 
@@ -39,6 +48,12 @@ class _RunningCall:
     started: float | None = None
     """`None` if the start wasn't reported."""
     progress: str = ""
+
+
+@dataclass(slots=True)
+class _Thought:
+    started: float
+    text: str = ""
 
 
 class EventRenderer:
@@ -54,11 +69,44 @@ class EventRenderer:
         self._splitter = BlockSplitter()
         self._blocks: BlockRenderer | None = None
         self._running: dict[str, _RunningCall] = {}
+        self._began = clock()
+        self._thought: _Thought | None = None
+        self._retry: tuple[RetryScheduled, float] | None = None
+        """The coming retry, and when it was announced."""
+        self._is_writing = False
         self._last: str = ""
         """The kind of the last output in this turn: `text`, `call` or empty."""
 
     def feed(self, event: RunEvent) -> str:
         """Process an event and return the text it finishes, if any, as complete lines."""
+        if isinstance(event, ThinkingDelta):
+            self._retry = None
+            self._thought = self._thought or _Thought(self._clock())
+            self._thought.text += event.text
+            return ""
+        if isinstance(event, RetryScheduled):
+            self._retry = event, self._clock()
+            ended = self._fold_thought() + self._render_blocks(self._splitter.finish())
+            return ended if event.delay_s else f"{ended}{self._palette.paint(event.describe(0), _YELLOW)}\n"
+        if isinstance(event, ToolAdvanced):
+            if event.id in self._running:
+                self._running[event.id].progress = format_progress(event)
+            return ""
+        self._retry, self._is_writing = None, isinstance(event, TextDelta)
+        return self._fold_thought() + self._render_event(event)
+
+    def _fold_thought(self) -> str:
+        """End the reasoning, and return it as one row."""
+        thought, self._thought = self._thought, None
+        words = "" if thought is None else to_one_line(thought.text.strip())
+        if thought is None or not words:
+            return ""
+        before = "\n" if self._last == "text" else ""
+        self._last = "call"
+        row = f"✻ Thought for {format_duration(self._clock() - thought.started)} · {words}"
+        return f"{before}{self._palette.paint(cut_to_cells(row, self._cells), _DIM)}\n"
+
+    def _render_event(self, event: RunEvent) -> str:
         if isinstance(event, TextDelta):
             ended = self._splitter.finish() if event.starts else ()
             return self._render_blocks([*ended, *self._splitter.feed(event.text)])
@@ -66,10 +114,6 @@ class EventRenderer:
             finished = self._render_blocks(self._splitter.finish())
             self._running[event.id] = _RunningCall(event.name, format_arguments(event.arguments), self._clock())
             return finished
-        if isinstance(event, ToolAdvanced):
-            if event.id in self._running:
-                self._running[event.id].progress = format_progress(event)
-            return ""
         if isinstance(event, ToolAnswered):
             finished = self._render_blocks(self._splitter.finish())
             call = self._running.pop(event.id, None)
@@ -105,6 +149,9 @@ class EventRenderer:
         ]
         if hidden:
             rows.append(cut_to_cells(f"… {hidden} more", width))
+        if self._thought is not None and len(rows) < limit:
+            thought = [*wrap_to_cells(escape_controls(self._thought.text[-2 * width :]).strip(), width)]
+            rows += [self._palette.paint(row, _DIM) for row in thought[-min(_THOUGHT_ROWS, limit - len(rows)) :]]
         tail: list[str] = []
         for line in reversed(self._splitter.pending_lines()):
             if len(tail) >= limit - len(rows):
@@ -113,9 +160,26 @@ class EventRenderer:
         left = limit - len(rows)
         return [*rows, *tail[-left:]] if left else rows
 
+    def format_activity(self, what: str = "") -> str:
+        """Format what the turn does, or `what`, with the time since its start."""
+        now = self._clock()
+        if self._retry is not None and not what:
+            event, at = self._retry
+            text = event.describe(at + event.delay_s - now)
+        else:
+            text = f"{what or self._name_activity()}… {format_duration(now - self._began, whole=True)}"
+        row = cut_to_cells(f"{text} · esc to interrupt", self._cells - 2)
+        return f"{self._palette.choose_spinner(now)} {row}"
+
+    def _name_activity(self) -> str:
+        names = [call.name for call in self._running.values()]
+        if names:
+            return f"Running {to_one_line(names[0])}" if len(names) == 1 else f"Running {len(names)} tools"
+        return "Writing" if self._is_writing and self._thought is None else "Thinking"
+
     def finish(self) -> str:
         """End the turn and return everything unfinished, with unanswered calls as interrupted."""
-        finished = self._render_blocks(self._splitter.finish())
+        finished = self._fold_thought() + self._render_blocks(self._splitter.finish())
         for call in self._running.values():
             finished += self._render_call(call, "interrupted", "interrupted")
         self._running.clear()
@@ -167,35 +231,44 @@ def _format_time(call: _RunningCall, now: float) -> str:
     return "" if call.started is None else format_duration(now - call.started)
 
 
-def format_status(conversation: Conversation | None, width: int, *, busy: bool) -> str:
-    """Format the status row, dropping parts from the right that don't fit."""
+_MODES = {"ask": "asks before edits", "auto-edit": "accepts edits", "all": "asks for nothing"}
+_FULL = 0.8
+"""Share of the context window from which it's nearly full."""
+
+
+def format_status(conversation: Conversation | None, width: int, palette: Palette) -> str:
+    """Format the facts about a session as one row, dropping parts from the right that don't fit."""
     if conversation is None:
-        return "starting…"
-    usage = conversation.usage
-    window, used = conversation.choice.context_window, conversation.context_tokens
-    parts = [conversation.choice.label]
-    if conversation.plan_mode.active:
-        parts.insert(0, "plan mode")
-    if busy:
-        parts.insert(0, "Working… esc to interrupt")
-    starting = [name for name, status in conversation.session.mcp.status().items() if status.phase == "connecting"]
-    if starting:
-        parts.append(f"starting {', '.join(starting)}")
-    running = len(conversation.resources.delegate.list_running())
-    if running:
-        parts.append(f"{running} {'task' if running == 1 else 'tasks'} in the background")
-    parts.append(
-        f"context {used / window:.0%} of {format_tokens(window)}" if window else f"context {format_tokens(used)}"
-    )
-    if usage.requests:
-        parts.append(f"{format_tokens(usage.input_tokens + usage.output_tokens)} tokens")
-        if usage.cost_usd:
-            parts.append(f"${usage.cost_usd:.2f}")
-    row = parts[0]
-    for part in parts[1:]:
-        if len(row) + len(part) + 3 > width - 1:
+        return palette.paint("  starting…", _DIM)
+    usage, choice = conversation.usage, conversation.choice
+    share = conversation.context_tokens / choice.context_window if choice.context_window else 0.0
+    parts = [(escape_unprintable(choice.label), _DIM)]
+    if choice.context_window:
+        text = f"{share:.0%} of {format_tokens(choice.context_window)}"
+        parts.append((f"{text}: /compact", _YELLOW) if share >= _FULL else (text, _DIM))
+    else:
+        parts.append((f"{format_tokens(conversation.context_tokens)} of context", _DIM))
+    if usage.cost_usd:
+        parts.append((f"${usage.cost_usd:.2f}", _DIM))
+    checks = conversation.permissions.permissions
+    mode = "plan mode" if conversation.plan_mode.active else "" if checks is None else _MODES[checks.approval.value]
+    parts += [(f"{mode} ⇧⇥", _DIM)] if mode else []
+    statuses = conversation.session.mcp.status().values()
+    phases = Counter(str(status.phase) for status in statuses)
+    if phases["connecting"]:
+        starting = f"starting {phases['connecting']} of {format_count(len(statuses), 'server')}"
+        parts.append((starting, _DIM))
+    if phases["faulted"]:
+        parts.append((f"✗ {format_count(phases['faulted'], 'server')}", _RED))
+    if running := len(conversation.resources.delegate.list_running()):
+        parts.append((f"{format_count(running, 'task')} in the background", _DIM))
+    row, room = "", width - 1
+    for text, code in parts:
+        before = " · " if row else "  "
+        room -= measure_cells(before + text)
+        if room < 0:
             break
-        row += f" · {part}"
+        row += palette.paint(before, _DIM) + palette.paint(text, code)
     return row
 
 
@@ -262,9 +335,9 @@ def _format_value(value: JsonValue) -> str:
     return cut_to_cells(to_one_line(text), _LONGEST_VALUE)
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration: `0.3s`, `12s`, `2m 5s`."""
-    if seconds < 10:
+def format_duration(seconds: float, *, whole: bool = False) -> str:
+    """Format a duration: `0.3s` (without tenths: `0s`), `12s`, `2m 5s`."""
+    if seconds < 10 and not whole:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes}m {rest}s" if minutes else f"{rest}s"

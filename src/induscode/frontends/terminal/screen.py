@@ -117,8 +117,10 @@ class LiveState:
     rows: Callable[[int], Sequence[str]] = field(default=lambda limit: ())
     """Returns at most `limit` rows, with SGR sequences."""
     queued: Sequence[str] = ()
+    activity: Callable[[], str] = field(default=lambda: "")
+    """Returns what's happening, in at most one row with SGR sequences."""
     status: Callable[[int], str] = field(default=lambda width: "")
-    """Returns the status row for a width."""
+    """Returns the status row for a width, with SGR sequences."""
 
 
 class _Region(Application[None]):
@@ -343,6 +345,11 @@ class Screen:
     def _is_asking(self) -> bool:
         return self._open is not None
 
+    @property
+    def has_question(self) -> bool:
+        """Whether a question is open or waits for a pause in typing."""
+        return self._asking.locked()
+
     def _is_asking_text(self) -> bool:
         return self._open is not None and self._open.wants_text
 
@@ -399,6 +406,7 @@ class Screen:
             HSplit(
                 [
                     ConditionalContainer(text_window(self._list_live_rows), ~asking),
+                    text_window(self._list_activity_rows),
                     ConditionalContainer(text_window(self._list_choice_rows), choosing),
                     ConditionalContainer(self._draft_window, ~asking),
                     ConditionalContainer(self._answer_window, asking_text),
@@ -410,10 +418,16 @@ class Screen:
             focused_element=self._draft_window,
         )
 
+    def _list_activity_rows(self) -> list[str]:
+        row = "" if self._open is not None else self.state.activity()
+        return [row] if row else []
+
     def _list_live_rows(self) -> list[str]:
         if self._draft.complete_state is not None:
             return []
-        limit = REGION_ROWS - _INPUT_ROWS - 1 if self._output.get_size().rows > REGION_ROWS else 1
+        size = self._output.get_size()
+        height = self._draft_window.preferred_height(size.columns, size.rows).preferred
+        limit = max(1, REGION_ROWS - height - 2) if size.rows > REGION_ROWS else 1
         rows: list[str] = []
         if self.state.queued:
             more = f" (+{len(self.state.queued) - 1} more)" if len(self.state.queued) > 1 else ""
@@ -447,8 +461,7 @@ class Screen:
         return [*rows, self._fit(f"  {opened.wanted or 'type to search'}")] if opened.question.picks else rows
 
     def _list_status_rows(self) -> list[str]:
-        text = self._fit(self.state.status(self.width))
-        return [f"\x1b[2m{text}\x1b[0m" if self._color else text]
+        return [self.state.status(self.width)]
 
     def _fit(self, text: str) -> str:
         """Escape text and truncate it to one row."""

@@ -99,7 +99,7 @@ def test_plan_mode_is_switched_told_to_the_model_and_kept(setup: TerminalSetup) 
         assert "The user has turned plan mode on" in setup.requested()
         assert terminal.leave() == 0
     with setup.open("--continue", columns=WIDE) as terminal:
-        terminal.wait_for("plan mode ·")
+        terminal.wait_for("plan mode ⇧⇥")
         wait_for_answer(terminal, "/plan", "plan mode is off")
         assert terminal.leave() == 0
 
@@ -343,7 +343,7 @@ def test_a_rewind_lists_previews_asks_and_reports(setup: TerminalSetup) -> None:
         terminal.type("y")
         terminal.wait_for("1 path restored; 4 messages hidden from the conversation")
         assert not (setup.cwd / "new.txt").exists()
-        terminal.wait_for("\n> write a file\nopenai:scripted")
+        terminal.wait_for("\n> write a file\n  openai:scripted")
         terminal.type(CTRL_C)
         say(terminal, "something else", "again")
         assert "write a file" not in setup.requested()
