@@ -53,6 +53,8 @@ JSON_FORMATS = {
     "prompts list --no-check": ("prompts",),
     "resources list --no-check": ("resources",),
     "search status": ("semantic", "missing", "file"),
+    "secrets check": ("references",),
+    "secrets list": ("secrets",),
     "settings show": ("settings", "files", "notes"),
     "tools list --no-check": ("tools", "sources", "total", "notes", "disabled"),
     "tools search --no-check read": ("tools", "leftOut", "searched", "semantic"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
@@ -16,8 +18,10 @@ from tests.support.oauth_service import SECRET, OAuthService, oauth_service
 from tests.support.protected_server import follow_redirect, sign_in_by_http, skip_pauses
 
 from indusagi.capabilities.ports import WebSettings
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.json import is_json_object
 from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.secrets import SecretFiles
 from induscode.connectors.auth import OAuthReference
 from induscode.connectors.gateway import ConnectorGateway
 from induscode.connectors.sign_in import ConnectorSignIn
@@ -27,8 +31,6 @@ from induscode.deck.contract import ActionError
 from induscode.servers.sign_in import PersonPrompt
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import DeviceCode
 
@@ -237,6 +239,22 @@ async def test_a_missing_or_wrong_secret_is_told_without_a_request_to_the_servic
             assert error.code == "auth"
             assert problem in str(error)
         assert service.sent == []
+
+
+async def test_the_secret_of_a_machine_may_be_a_reference_that_no_file_repeats(tmp_path: Path) -> None:
+    async with oauth_service() as service:
+        notes = await open_notes(tmp_path, service, replace(MACHINE, secret_variable="${keyring:notes}"))
+        assert "no secret 'notes' is stored" in str(await fail(notes.open_gateway(), "NOTES_LIST_NOTES"))
+        await to_thread.run_sync(SecretFiles().set, "notes", SECRET)
+        assert (await execute(notes.open_gateway(), "NOTES_LIST_NOTES"))["did"] == "GET /v1/notes"
+        service.issuer.expire_access()
+        await to_thread.run_sync(SecretFiles().set, "notes", "rotated")
+        assert "invalid_client" in str(await fail(notes.open_gateway(), "NOTES_LIST_NOTES"))
+
+        def read_all() -> str:
+            return "".join(file.read_text("utf-8") for file in (Path(state_dir()) / "credentials").iterdir())
+
+        assert SECRET not in await to_thread.run_sync(read_all)
 
 
 # -- OpenID Connect -----------------------------------------------------------------------------

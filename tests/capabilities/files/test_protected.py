@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
 
 pytestmark = pytest.mark.process
-SECRETS = ("serve-token", "ledger.db", "ledger.db-wal", "conversations/one/log.jsonl")
+SECRETS = ("serve-token", "ledger.db", "ledger.db-wal", "conversations/one/log.jsonl", "secrets/a.json")
 OPEN = "sessions/one/tool-output/long.txt"
 """A spilled result, which a model is asked to read there."""
 

@@ -46,7 +46,7 @@ _IN_HOME = {
 _IN_CONFIG = {_GIT: "git", _SHELL: "fish autostart systemd environment.d", _OURS: "indus indusvx"}
 _DATABASES = ("ledger.db", "calls.db", "tasks.db")
 _IN_STATE = (
-    *("cluster.key", "serve-token", "conversations", "credentials", "addons"),
+    *("cluster.key", "serve-token", "conversations", "credentials", "secrets", "addons"),
     *(name + suffix for name in _DATABASES for suffix in ("", "-wal", "-shm", "-journal")),
 )
 """Our files that may hold credentials: the gateway's token, sign-ins, conversations, server answers. Tools may read

@@ -85,12 +85,13 @@ class Reference:
     @property
     def warning(self) -> str:
         """The secret, its place and its recipient."""
+        seen = " Other users see it in the process list." if self.place.startswith("argument ") else ""
         if self.kind == "cmd":
             ran = f"The command {quote(self.name)} runs on this machine with all your rights"
-            return f"{ran}: {self.recipient} gets what it prints, in {self.place}."
+            return f"{ran}: {self.recipient} gets what it prints, in {self.place}.{seen}"
         if self.is_secret:
             what = "secret" if self.kind == "keyring" else "file"
-            return f"Your {what} {quote(self.name)} is read: {self.recipient} gets its value, in {self.place}."
+            return f"Your {what} {quote(self.name)} is read: {self.recipient} gets its value, in {self.place}.{seen}"
         shown = self.shown
         return f"{shown} looks like a secret: {self.recipient} gets its value, in {self.place}."
 

@@ -103,7 +103,8 @@ def test_an_argument_is_no_file_of_the_project() -> None:
 def test_consent_names_each_secret_and_command_and_shows_all_of_them() -> None:
     process = describe_row(row_of({"command": "npx", "args": [FILE], "env": {"GH": KEYRING, "OP": CMD}}))
     assert process.warnings == (
-        'Your file "~/token" is read: the program "npx" gets its value, in argument 1.',
+        'Your file "~/token" is read: the program "npx" gets its value, in argument 1. '
+        "Other users see it in the process list.",
         'Your secret "gh" is read: the program "npx" gets its value, in variable "GH".',
         'The command "op read op://v/i/f --token abcdef" runs on this machine with all your rights: '
         'the program "npx" gets what it prints, in variable "OP".',
