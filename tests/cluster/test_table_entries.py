@@ -112,6 +112,25 @@ async def test_a_lost_race_is_run_again_and_a_lasting_one_is_a_fault() -> None:
         await table.put("server.a", {"n": 3})
 
 
+async def test_a_change_begins_with_what_another_node_wrote_meanwhile() -> None:
+    stage = Stage()
+    one, other = stage.open(), stage.open()
+    key = one.build_key("budget", "ci")
+
+    def count(value: Any) -> Any:
+        return {"calls": (value or {"calls": 0})["calls"] + 1}
+
+    for table in (one, other, one, other):  # neither reads in between
+        await table.update(key, count)
+    stage.bucket.races = 2
+    await one.update(key, count)
+    assert one.list("budget") == {key: {"calls": 5}}
+    # What a broker brings back isn't newer than what's known.
+    stage.bucket.entries[key] = BucketEntry(stage.bucket.messages[0].data, stage.bucket.entries[key].revision)
+    await one.update(key, count)
+    assert one.list("budget") == {key: {"calls": 6}}
+
+
 async def test_an_entry_that_is_not_of_this_cluster_is_replaced() -> None:
     stage = Stage()
     stage.bucket.write("server.a", b"not sealed")

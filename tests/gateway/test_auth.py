@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
+from anyio import to_thread
 from click.testing import CliRunner
 from tests.commands.helpers import configured, row, user_file
-from tests.commands.serving import serving
+from tests.commands.serving import hello, serving
 from tests.support.forked import CONSTANTS
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.resources import STAMP, challenges, protected
@@ -60,6 +62,7 @@ async def test_principals_scopes_rules_and_the_ledger_of_a_gateway(tmp_path: Pat
         ("bob", "client-1"),
         ("alice", "client-1"),
         ("carol", "client-1"),
+        ("alice", ""),  # the named token
     ]
     assert clients[1]["scopes"] == ["indus:call:one"]
     for token in tokens:
@@ -129,9 +132,32 @@ async def _use_gateway(folder: Path, issuer: Issuer, client: httpx2.AsyncClient)
             await _use_page(
                 client, url.replace("/mcp", "/ui"), bob, narrow, issuer.mint(url, sub="carol", scope="indus:list")
             )
+        await _lock_out(client, url, folder, bob, alice)
         said = gateway.said()
     assert all(token not in said for token in (alice, bob, narrow))
     return [alice, bob, narrow]
+
+
+async def _lock_out(client: httpx2.AsyncClient, url: str, folder: Path, bob: str, alice: str) -> None:
+    """A locked principal loses its stream, although the issuer's token is still valid."""
+    headers = {"authorization": f"Bearer {bob}", "accept": "application/json, text/event-stream"}
+    opened = await client.post(url, json=hello(), headers=headers)
+    headers["mcp-session-id"] = opened.headers["mcp-session-id"]
+    async with client.stream("GET", url, headers={**headers, "accept": "text/event-stream"}) as stream:
+        await to_thread.run_sync(partial(run, "tokens", "lock", "bob", cwd=folder))
+        async for _ in stream.aiter_bytes():
+            pass
+    refused = await request(client, url, bob, "tools/list")
+    assert (refused.status_code, "'bob' is locked out" in refused.text) == (401, True)
+    assert (await request(client, url, alice, "tools/list")).status_code == 200
+    # A named token works next to access tokens, and its name is nobody else's.
+    token = (await to_thread.run_sync(partial(run, "tokens", "create", "alice", cwd=folder))).stdout.strip()
+    with anyio.fail_after(60):
+        while (response := await request(client, url, token, "tools/list")).status_code != 200:
+            assert response.status_code == 401
+        while (await request(client, url, alice, "tools/list")).status_code != 401:
+            pass
+    await to_thread.run_sync(partial(run, "tokens", "revoke", "alice", cwd=folder))
 
 
 _NARROW = "indus:list indus:call:one"

@@ -78,7 +78,8 @@ class GatewayParts:
         if options.settings is not None:
             from induscode.gateway.token_book import TokenBook  # noqa: PLC0415 — over HTTP only
 
-            self.book = TokenBook(default=options.budget, node="" if context.node is None else context.node.info.node)
+            node = "" if context.node is None else context.node.info.node
+            self.book = TokenBook(default=options.budget, node=node, grant=context.hooks.grant)
             self.book.report = opening.record_client
         self.ready = anyio.Event()
         """Set once the first servers have listed their tools."""

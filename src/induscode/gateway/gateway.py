@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
-    from induscode.gateway.token_book import TokenBook
+    from induscode.gateway.token_book import Grant, TokenBook
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks
     from induscode.permissions.call_facts import CallFacts
@@ -84,6 +84,7 @@ class NodeHooks:
     """Adds the cluster's rules to the permission checks."""
     on_follow: Callable[[Any, TaskGroup], None] = lambda gateway, tasks: None
     """Called with the gateway when it starts to follow its servers."""
+    grant: Grant | None = None  # takes calls of a budget that all nodes share
 
 
 @record(kw_only=True)

@@ -13,9 +13,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 from anyio import to_thread
 
 from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
+from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.time import now_ms
 from induscode.boot.plans import plan_servers
@@ -26,7 +28,10 @@ from induscode.cluster.opening import describe_fault
 from induscode.cluster.server_sessions import open_session
 from induscode.cluster.sessions import open_sessions
 from induscode.cluster.shared.state import (
+    BUDGET,
     JOIN,
+    TOKEN,
+    USE,
     CallPublisher,
     SharedState,
     SharedTrust,
@@ -38,6 +43,7 @@ from induscode.deck.mcp.store.pins import build_identities
 from induscode.gateway.approvals.sharing import ApprovalSharing
 from induscode.gateway.gateway import Gateway, GatewayContext, NodeHooks
 from induscode.gateway.recursion import drop_own_address
+from induscode.gateway.tokens import TokenEntry, TokenStore, TokenUse, grant_calls
 from induscode.permissions.flow import IDLE_S, READ
 
 if TYPE_CHECKING:
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
 
     from induscode.cluster.shared.table import SharedTable
     from induscode.deck.contract import Capability
+    from induscode.gateway.token_book import TokenBook
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks, Wrap
 
@@ -55,7 +62,9 @@ WATCH_S = 0.25
 """Poll interval for a node's files, so that changes on other nodes apply within a second."""
 RULES = "the rules of the cluster"
 _JOIN_S = 5.0
-"""How long a call waits for the brokers, to learn what its client has read at other nodes."""
+"""How long a call waits for the brokers, to learn what its client has read, or its budget, at other nodes."""
+_USES_S = 2.0
+"""How often what tokens have used is shared."""
 
 
 def find_config_path(node: str) -> str:
@@ -92,6 +101,93 @@ class JoinSharing:
             print_status(f"what a client has read is not shared with the other nodes: {fault}")
 
 
+class TokenSharing:
+    """Shares named tokens, locked-out principals, and budgets with the other nodes. `run` has to run meanwhile."""
+
+    def __init__(self, state: SharedState, store: TokenStore) -> None:
+        self._table, self._node, self.store = state.table, state.node.info.node, store
+        self._changed = asyncio.Event()
+        self._known: dict[str, JsonObject] = {}
+        """Entries of the table that were read or written."""
+        self._send_at, self._is_behind = 0.0, False
+        state.on_tokens.add(self._changed.set)
+
+    async def run(self, book: TokenBook) -> None:
+        """Share changes as they come, until cancelled or the brokers fail."""
+        book.on_changed.add(self._changed.set)
+        self._changed.set()
+        while True:
+            with anyio.move_on_after(_USES_S if self._is_behind else None):
+                await self._changed.wait()
+            self._changed.clear()
+            if await self.take():
+                await book.load()
+            await self._send()
+
+    async def take(self) -> bool:
+        """Store what the other nodes share, and return whether an entry of a token is new."""
+        shared = {**self._table.list(TOKEN), **self._table.list(USE)}
+        new = {key: value for key, value in shared.items() if self._known.get(key) != value}
+        self._known |= new
+
+        def store() -> bool:
+            has_entry = False
+            for key, value in new.items():
+                try:
+                    if key.startswith(f"{TOKEN}."):
+                        has_entry |= self.store.put(TokenEntry.parse(value))
+                    elif value.get("node") != self._node:
+                        self.store.put_use(TokenUse.parse(value))
+                except ValueError as exc:
+                    print_status(f"the entry {key} of the cluster is ignored: {exc}")
+            return has_entry
+
+        return await to_thread.run_sync(store) if new else False
+
+    async def _send(self) -> None:
+        shared = self._table.list(TOKEN)
+        for entry in await to_thread.run_sync(self.store.list_entries):
+            key = self._table.build_key(TOKEN, entry.kind, entry.name)
+            if entry.changed_ms > int(str(shared.get(key, {}).get("changed_ms", -1))):
+                await self._table.put(key, entry.to_json())
+        now = asyncio.get_running_loop().time()
+        self._is_behind = now < self._send_at
+        if self._is_behind:
+            return
+        self._send_at = now + _USES_S
+        for use in await to_thread.run_sync(self.store.list_uses):
+            key = self._table.build_key(USE, use.owner, self._node)
+            if use.node == self._node and self._known.get(key) != use.to_json():
+                self._known[key] = use.to_json()
+                await self._table.put(key, use.to_json())
+
+    async def grant(self, owner: str, day: int, count: int, limit: int) -> int:
+        """Take calls of a budget, like `TokenStore.grant`; `OSError` if the brokers don't answer."""
+        granted = 0
+
+        def change(value: JsonObject | None) -> JsonObject:
+            nonlocal granted
+            known = value or {}
+            taken_day, taken = int(str(known.get("day", day))), int(str(known.get("calls", 0)))
+            calls, granted = grant_calls((taken_day, taken), day, count, limit)
+            return {"day": max(day, taken_day), "calls": calls}
+
+        key, backoff = self._table.build_key(BUDGET, owner), Backoff(0.01, longest_s=0.1, jitter=0.5)
+        try:
+            async with asyncio.timeout(_JOIN_S):
+                while True:
+                    try:
+                        await self._table.update(key, change)
+                        break
+                    except ClusterFault as fault:
+                        if fault.state != "ready":
+                            raise
+                        await backoff.pause()  # other nodes take calls of it too
+        except (ClusterFault, TimeoutError) as fault:
+            raise OSError(f"the brokers of the cluster don't answer: {fault}") from fault
+        return granted
+
+
 class GatewaySharing:
     """A node's shared state, applied to its gateway."""
 
@@ -101,6 +197,7 @@ class GatewaySharing:
         self.state = state
         self.trust = SharedTrust(state.table, settings.key, settings.node)
         self.calls = CallPublisher(state.node.broker, settings.key)
+        self.tokens = TokenSharing(state, TokenStore())
         self._path = invocation.cluster_config
         self._workspace = os.path.realpath(invocation.cwd)
         self._base: CardChecks | None = None
@@ -172,6 +269,8 @@ class GatewaySharing:
             gateway.session.calls.recorder.on_rows.add(self.calls.put)
         tasks.start_soon(keep_running, self.calls.run)
         tasks.start_soon(keep_running, ApprovalSharing(gateway.approvals, state).run)
+        if gateway.book is not None:
+            tasks.start_soon(keep_running, partial(self.tokens.run, gateway.book))
         tasks.start_soon(keep_running, self._share_consents)
         state.share_pins()
 
@@ -218,6 +317,8 @@ async def join_cluster(
     else:
         sharing = GatewaySharing(shared, invocation)
         stack.push_async_callback(sharing.calls.close)
+        stack.callback(sharing.tokens.store.close)
+        await sharing.tokens.take()  # before a client presents a token that another node has revoked
         try:
             await to_thread.run_sync(sharing.write_servers)
         except OSError as exc:
@@ -229,7 +330,13 @@ async def join_cluster(
             context.watch.poll_s = WATCH_S
         plan = drop_own_address(held_back, context.address)
         limit, follow = sharing.limit_checks, sharing.follow
-        hooks = NodeHooks(share_store=shared.share_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
+        hooks = NodeHooks(
+            share_store=shared.share_store,
+            trust=sharing.trust,
+            limit_checks=limit,
+            on_follow=follow,
+            grant=sharing.tokens.grant,
+        )
         context = replace(context, plan=plan, hooks=hooks)
     boot = replace(context.boot, open_session=partial(open_session, node), node=node.info.node)
     if options.settings is not None:

@@ -10,7 +10,7 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 from anyio import to_thread
@@ -44,6 +44,9 @@ POLL_S: Final = 0.5
 _PARTS: Final = 100
 """A process takes a budget's calls in parts of this fraction, since one at a time would cost a transaction each."""
 
+Grant: TypeAlias = Callable[[str, int, int, int], Awaitable[int]]
+"""Takes calls of a budget (owner, day, count, limit), and returns how many. A negative count gives some back."""
+
 
 @dataclass(slots=True)
 class _Spending:
@@ -62,7 +65,10 @@ class _Spending:
 class TokenBook:
     """Named tokens, locked-out principals, and budgets; a `NamedTokens`."""
 
-    def __init__(self, store: TokenStore | None = None, default: Budget | None = None, node: str = "") -> None:
+    def __init__(
+        self, store: TokenStore | None = None, default: Budget | None = None, node: str = "", grant: Grant | None = None
+    ) -> None:
+        """Open the book of a gateway. A cluster has the name of this `node`, and a `grant` that all nodes share."""
         self.store = store or TokenStore()
         self.on_ended: Listeners[[]] = Listeners()
         self.on_changed: Listeners[[]] = Listeners()
@@ -71,8 +77,7 @@ class TokenBook:
         """Writes to the ledger."""
         self.report: Callable[[ClientIdentity], None] = lambda identity: None
         """Called with a token's identity on its first request here."""
-        self.grant: Callable[[str, int, int, int], Awaitable[int]] = self._grant
-        """Takes calls of an owner's budget; the nodes of a cluster share it."""
+        self._grant = grant or self._take_part
         self._default, self._node = default or Budget(), node
         self._version: int | None = None
         self._entries: Mapping[tuple[str, str], TokenEntry] = {}
@@ -217,7 +222,7 @@ class TokenBook:
             return f"{format_count(budget.tokens, 'token')} per day"
         if budget.calls and not spending.granted:
             part = max(1, budget.calls // _PARTS)
-            spending.granted += await self.grant(owner, spending.use.day, part, budget.calls)
+            spending.granted += await self._grant(owner, spending.use.day, part, budget.calls)
         if budget.calls and not spending.granted:
             return f"{format_count(budget.calls, 'call')} per day"
         spending.granted -= bool(budget.calls)
@@ -270,7 +275,7 @@ class TokenBook:
         spending, now = self._find_spending(owner), now_ms()
         spending.use = replace(spending.use, first_ms=spending.use.first_ms or now, last_ms=now, **changes)
 
-    async def _grant(self, owner: str, day: int, count: int, limit: int) -> int:
+    async def _take_part(self, owner: str, day: int, count: int, limit: int) -> int:
         return await to_thread.run_sync(self.store.grant, owner, day, count, limit)
 
     async def _write_use(self, spending: _Spending) -> None:
@@ -293,7 +298,7 @@ class TokenBook:
                         await self._write_use(spending)
                         has_changed = True
                     if gives_back and spending.granted:
-                        await self.grant(owner, day, -spending.granted, 0)
+                        await self._grant(owner, day, -spending.granted, 0)
                         spending.granted = 0
                 if day < today:
                     del self._spending[owner, day]

@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import string
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any, Final, Literal
 
@@ -133,12 +133,7 @@ class TokenEntry:
         if not is_json_object(value) or value.get("kind") not in {"token", "principal"} or not value.get("name"):
             raise ValueError("not an entry of a token")
         scopes = value.get("scopes")
-        given: dict[str, Any] = {"scopes": tuple(map(str, scopes)) if isinstance(scopes, list) else ()}
-        for one in fields(cls):
-            kind = {"str": str, "int": int, "float": float}.get(str(one.type), str)
-            if one.name != "scopes" and one.name in value:
-                given[one.name] = kind(value[one.name])  # type: ignore[arg-type]  # pyright: whatever it is, or ValueError
-        return cls(**given)
+        return cls(**_read_fields(cls, value, scopes=tuple(map(str, scopes)) if isinstance(scopes, list) else ()))
 
 
 @record(kw_only=True)
@@ -157,6 +152,11 @@ class TokenUse:
     client: str = ""
     """Name of its last client."""
     address: str = ""
+
+    @classmethod
+    def parse(cls, value: JsonObject) -> TokenUse:
+        """Parse the value of `to_json`, or raise `ValueError`."""
+        return cls(**_read_fields(cls, value))
 
     def add(self, later: TokenUse) -> TokenUse:
         """Return this use and a later one of the same owner and machine together."""
@@ -177,6 +177,13 @@ class TokenUse:
         return values
 
 
+def _read_fields(cls: type[TokenEntry | TokenUse], value: Mapping[str, Any], **given: object) -> dict[str, Any]:
+    """Read the fields of a record; `ValueError` if one has another type."""
+    kinds: Mapping[str, Callable[[Any], object]] = {"int": int, "float": float}
+    names = [one for one in fields(cls) if one.name in value and one.name not in given]
+    return {**given, **{one.name: kinds.get(str(one.type), str)(value[one.name]) for one in names}}
+
+
 def find_day() -> int:
     """Return the number of today since 1970 (UTC)."""
     return now_ms() // DAY_MS
@@ -185,6 +192,16 @@ def find_day() -> int:
 def format_day_end(day: int) -> str:
     """Return when a day ends."""
     return iso_utc((day + 1) * DAY_MS)
+
+
+def grant_calls(known: tuple[int, int], day: int, count: int, limit: int) -> tuple[int, int]:
+    """Take up to `count` calls of a day from the budget whose day and taken calls are `known`, or give some back.
+
+    Return how many calls are taken now, and how many were granted: none of a day that has ended for another node.
+    """
+    taken = 0 if known[0] < day else known[1]
+    granted = 0 if known[0] > day else min(count, max(0, limit - taken)) if count > 0 else max(count, -taken)
+    return taken + granted, granted
 
 
 class TokenStore:
@@ -232,12 +249,11 @@ class TokenStore:
     def grant(self, owner: str, day: int, count: int, limit: int) -> int:
         """Take up to `count` calls of a budget for this process and return how many; a negative one gives them back."""
         with self._lock, transaction(self._open()):
-            row = self._open().execute("SELECT calls FROM grants WHERE owner = ? AND day = ?", (owner, day)).fetchone()
-            taken, granted = (row[0] if row else 0), 0
-            granted = min(count, limit - taken) if count > 0 else max(count, -taken)
-            if granted > 0 or count < 0:
-                self._open().execute("INSERT OR REPLACE INTO grants VALUES (?, ?, ?)", (owner, day, taken + granted))
-            return max(0, granted)
+            row = self._open().execute("SELECT day, calls FROM grants WHERE owner = ?", (owner,)).fetchone()
+            taken, granted = grant_calls(row or (day, 0), day, count, limit)
+            if granted:
+                self._open().execute("INSERT OR REPLACE INTO grants VALUES (?, ?, ?)", (owner, day, taken))
+            return granted
 
     def add_use(self, use: TokenUse) -> int:
         """Add to the use of an owner on this machine, and return its tokens of the day on all machines."""

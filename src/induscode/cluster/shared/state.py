@@ -39,6 +39,8 @@ REQUEST, ANSWER = "approval", "answer"
 """Kinds of entries: a call that waits for a person, and what another node's user said."""
 JOIN = "join"
 """Kind of an entry: what the conversation of a client without sessions has read."""
+TOKEN, USE, BUDGET = "token", "use", "budget"
+"""Kinds of entries: a named token or locked-out principal, what it has used at one node, and the calls it has taken."""
 _RETRY_S = 2.0
 _CLOSE_S = 3.0
 """How long a stopping node waits for the broker to accept its last rows and records."""
@@ -55,6 +57,8 @@ class SharedState:
         """Called when a definition was approved, here or on another node."""
         self.on_approvals: Listeners[[]] = Listeners()
         """Called when a request for approval, or an answer, changed."""
+        self.on_tokens: Listeners[[]] = Listeners()
+        """Called when a token, or its use, changed."""
         self.on_other: Listeners[[]] = Listeners()
         """Called when another entry changed: servers, consents, rules."""
         self._unshared = asyncio.Event()
@@ -66,7 +70,9 @@ class SharedState:
             self.on_pins()
         if kinds & {REQUEST, ANSWER}:
             self.on_approvals()
-        if kinds - {PIN, REQUEST, ANSWER, JOIN}:
+        if kinds & {TOKEN, USE}:
+            self.on_tokens()
+        if kinds - {PIN, REQUEST, ANSWER, JOIN, TOKEN, USE, BUDGET}:
             self.on_other()
 
     def share_pins(self) -> None:

@@ -158,10 +158,20 @@ class SharedTable:
 
         Raises `ClusterFault` if it's too large, the broker failed, or this node has no lease.
         """
+        await self.update(key, lambda _: value)
+
+    async def update(self, key: str, change: Callable[[JsonObject | None], JsonObject | None]) -> None:
+        """Write what `change` makes of an entry that no other node changes meanwhile; raises like `put`."""
         for _ in range(_ATTEMPTS):
             self._broker.check_write()
             present = await self._bucket.get(key)
-            version = max(self._versions.get(key, 0) + 1, self._read_version(key, present) + 1, now_ms())
+            found, known = self._read_version(key, present), self._versions.get(key, 0)
+            value = self._entries.get(key)
+            if present is not None and found > known:
+                read = self._unseal(key, present.value)[0].get("value")
+                value = read if is_json_object(read) else None
+            value = change(value)
+            version = max(known + 1, found + 1, now_ms())
             entry: JsonObject = {"version": version, "value": value}
             data = compact_json(entry).encode()
             sealed = data if len(data) > 8 * _MAX_ENTRY_BYTES else self._key.seal(f"{self.name}/{key}", data)

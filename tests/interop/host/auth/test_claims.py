@@ -42,6 +42,13 @@ def check(is_introspected: bool = False, settings: ResourceSettings = SETTINGS, 
     return check_claims(claims, settings, {URL: "", f"{URL}/v/phone": "phone"}, NOW, is_introspected=is_introspected)
 
 
+def test_a_token_for_a_view_opens_nothing_else() -> None:
+    whole, view = check().identity, check(aud=f"{URL}/v/phone").identity
+    assert (whole.view, view.view) == ("", "phone")
+    assert view.owner == whole.owner + b"/v/phone"  # as with a token for everything at the path of the view
+    assert check(aud=[f"{URL}/v/phone", URL]).identity == whole
+
+
 def refuse(**changes: Any) -> str:
     """Return why claims are refused."""
     with pytest.raises(TokenRefusal) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ from indusagi.interop import HttpSettings, create_provider_host
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ProtectedResource, ResourceSettings
 from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.relay import create_relay_host
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import LEGACY_VERSIONS
 
@@ -288,6 +290,30 @@ async def test_a_principal_that_sends_too_often_is_told_when_to_come_again() -> 
         assert statuses == [200, 429, 429]
         assert (await resource.call("who", bob)).status_code == 200
         assert 1 <= int((await resource.call("who", alice)).headers["retry-after"]) <= 10
+
+
+# -- views ------------------------------------------------------------------------------------
+
+
+async def test_a_view_has_its_own_resource_metadata_and_tokens() -> None:
+    def is_eve(identity: ClientIdentity) -> bool:
+        return identity.principal == "eve"
+
+    async with protected(views={"phone": bool, "guest": is_eve}) as resource:
+        phone, guest = f"{resource.url}/v/phone", f"{resource.url}/v/guest"
+        refused = await resource.send(url=phone)
+        found = re.search(r'resource_metadata="([^"]+)"', challenges(refused))
+        assert found is not None
+        assert (await resource.client.get(found[1])).json()["resource"] == phone
+        whole, narrow = resource.mint(), resource.mint(audience=phone)
+        tries = [(whole, phone, 200), (whole, guest, 403), (narrow, phone, 200), (narrow, guest, 403)]
+        tries += [(narrow, resource.url, 200), (resource.mint(sub="eve"), guest, 200)]
+        tries += [
+            (whole, f"{resource.url}/v/none", 404),
+            (resource.mint(audience=f"{resource.url}/v/none"), phone, 401),
+        ]
+        for token, url, status in tries:
+            assert (await resource.send("tools/list", token, url=url)).status_code == status, (url, status)
 
 
 # -- proofs of possession --------------------------------------------------------------------
