@@ -32,7 +32,7 @@ NAMES = {
         qualify_tool_name start_server_fleet
     """,
     "induscode.addons": """
-        Addon AddonContext AddonError Allow Deny InterceptedCall Interceptor InterceptorDecision Replace annotate
+        Addon AddonContext AddonError Allow Ask Deny InterceptedCall Interceptor InterceptorDecision Replace annotate
         replace_texts
     """,
     "indusagi.capabilities": """

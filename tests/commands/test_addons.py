@@ -104,9 +104,9 @@ def test_on_a_terminal_the_code_is_shown_and_asked_about(tmp_path: Path, answer:
     [
         (("trust",), ("no terminal", "indus addons trust --yes mine")),
         (("trust", "--yes"), ("--yes takes the names",)),
-        (("trust", "mien"), ("There is no addon 'mien'", "Did you mean 'mine'?")),
+        (("trust", "mien"), ("This project has no addon, skill or hooks 'mien'", "Did you mean 'mine'?")),
         (("trust", "audit"), ("'audit' is installed",)),
-        (("untrust", "gone"), ("There is no addon 'gone'",)),
+        (("untrust", "gone"), ("This project has no addon, skill or hooks 'gone'",)),
     ],
 )
 def test_misuse_is_one_line_with_what_to_do(tmp_path: Path, words: tuple[str, ...], parts: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import cast
 
@@ -27,12 +28,14 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_check, waiting_for_user
 from indusagi.runtime.contract import ToolCall, ToolResult, clean_result
-from induscode.addons.contract import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
+from induscode.addons.contract import Addon, AddonError, Allow, Ask, Deny, InterceptedCall, Interceptor, Replace
 from induscode.deck.contract import Capability, CardWrapper, is_foreign, iter_layers
 
 DENIED = "denied"
 REFUSED = "addon_failed"
 """Code of a call that was rejected, or whose result was withheld, because a required addon failed."""
+current_question: ContextVar[str] = ContextVar("current_question", default="")
+"""Why an addon wants the user to be asked about this task's call; empty if none does."""
 _CLOSING_S = 1.0
 """Time for all `after` hooks of a call whose task was cancelled."""
 
@@ -90,15 +93,25 @@ class InterceptorChain:
             number=self._calls,
         )
         notes: list[str] = []
+        questions: list[str] = []
         result: ToolResult | None = None
         try:
             with ctx.cancel.guard():
-                prepared = await self._run_before(card, call, notes)
+                prepared = await self._run_before(card, call, notes, questions)
                 if isinstance(prepared, ToolResult):
                     result = prepared
                 else:
                     call = prepared
+            if (
+                result is None
+                and questions
+                and not any(getattr(layer, "can_ask", False) for layer in iter_layers(card))
+            ):
+                result = ToolResult.error(
+                    f"{call.tool} was not run: {questions[0]}, and this run can't ask", code=DENIED
+                )
             if result is None:
+                current_question.set("; ".join(questions))
                 result = await run_tool(card.name, card, call.arguments, ctx)
                 if is_foreign(card):
                     # Clean it before the hooks see it: an invisible character could hide something from them.
@@ -118,7 +131,7 @@ class InterceptorChain:
         )
 
     async def _run_before(
-        self, card: Capability, call: InterceptedCall, notes: list[str]
+        self, card: Capability, call: InterceptedCall, notes: list[str], questions: list[str]
     ) -> InterceptedCall | ToolResult:
         """Return the call with its final arguments, or the result of a denied or rejected call."""
         given = call.arguments
@@ -138,7 +151,10 @@ class InterceptorChain:
                 reason = clean_text(decision.reason)[0]
                 message = f"{call.tool} was not run: the addon {loaded.name!r} denies it: {reason}"
                 return ToolResult.error(message, code=DENIED, addon=loaded.name)
+            if isinstance(decision, Ask):
+                questions.append(clean_text(decision.reason)[0])
             if isinstance(decision, Replace):
+                questions += [clean_text(decision.ask)[0]] if decision.ask else []
                 call = replace(call, arguments=await _prepare(card, copy.deepcopy(decision.arguments)))
         check = current_check.get()
         if check is None or call.arguments == given:
@@ -183,14 +199,16 @@ async def _prepare(card: Capability, arguments: JsonValue) -> JsonValue:
     return arguments if isinstance(prepared, ToolResult) else prepared
 
 
-async def _ask_before(interceptor: Interceptor, call: InterceptedCall, deadline_s: float) -> Deny | Replace | None:
+async def _ask_before(
+    interceptor: Interceptor, call: InterceptedCall, deadline_s: float
+) -> Deny | Ask | Replace | None:
     if type(interceptor).before is Interceptor.before:
         return None  # not overridden: save the thread
     shown = replace(call, arguments=copy.deepcopy(call.arguments))
     decision = await call_hook(interceptor.before, shown, deadline_s=deadline_s)
     if decision is None or isinstance(decision, Allow):
         return None
-    if isinstance(decision, Deny) and isinstance(decision.reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] — the addon's own code
+    if isinstance(decision, Deny | Ask) and isinstance(decision.reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] — the addon's own code
         return decision
     if isinstance(decision, Replace):
         arguments: JsonValue = decision.arguments
@@ -201,7 +219,7 @@ async def _ask_before(interceptor: Interceptor, call: InterceptedCall, deadline_
         if is_json_object(arguments):
             return decision
         raise AddonError("it replaces the arguments by something other than an object")
-    raise AddonError(f"before returned {type(decision).__name__}, not Allow, Deny or Replace")
+    raise AddonError(f"before returned {type(decision).__name__}, not Allow, Ask, Deny or Replace")
 
 
 async def _ask_after(

@@ -72,13 +72,22 @@ class Deny:
 
 
 @record
+class Ask:
+    """Ask the user before the call runs, whatever rules allow. Without a user to ask, it's denied."""
+
+    reason: str
+
+
+@record
 class Replace:
     """Continue with these arguments, which the permissions and the tool check."""
 
     arguments: JsonObject
+    ask: str = ""
+    """Why the user must be asked, as with `Ask`; empty if not."""
 
 
-InterceptorDecision: TypeAlias = Allow | Deny | Replace
+InterceptorDecision: TypeAlias = Allow | Deny | Ask | Replace
 
 
 class Interceptor:

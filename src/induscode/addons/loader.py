@@ -77,6 +77,16 @@ class ProjectAddon:
         """Path of the file."""
         return self.file
 
+    @property
+    def label(self) -> str:
+        """Its name among skills and hooks."""
+        return self.name
+
+    @property
+    def text(self) -> str:
+        """Its code, for a question."""
+        return self.content.decode("utf-8", "replace")
+
     def describe(self) -> Consent:
         """Build the question about loading it. The digest is the one `sha256sum` prints."""
         size = format_count(len(self.content.splitlines()), "line")
@@ -343,11 +353,12 @@ async def load_addons(
     required: Sequence[str] = (),
     enabled: bool = True,
     on_note: Callable[[Note], None] = lambda _: None,
+    also: Sequence[LoadedAddon] = (),
 ) -> AddonSet:
     """Load a workspace's addons, or none unless `enabled`.
 
     If a `required` addon isn't loaded, every call fails. Calls in a context other than `main` come from sub-agents.
-    `on_note` receives each later note about an addon that failed in a call.
+    `on_note` receives each later note about an addon that failed in a call. Addons in `also` come last.
     """
     found = await to_thread.run_sync(discover_addons, cwd) if enabled else DiscoveredAddons()
     notes = [*found.notes]
@@ -370,7 +381,7 @@ async def load_addons(
     absent = "--no-addons is given" if not enabled else "there is no such addon; see the setting addons.required"
     names = {one.name for one in loaded}
     missing = {name: reasons.get(name, absent) for name in required if name not in names}
-    return AddonSet(loaded, notes, missing, main, on_note)
+    return AddonSet([*loaded, *also], notes, missing, main, on_note)
 
 
 def describe_refusal(source: InstalledAddon | ProjectAddon) -> Note | None:

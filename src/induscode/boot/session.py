@@ -13,6 +13,7 @@ from anyio import to_thread
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.faults import Note
 from indusagi.runtime.contract import CallsByName, ToolDescriptor
+from induscode.addons.chain import LoadedAddon
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.plans import canon_tool_name, select_tools
 from induscode.boot.runners import attach_servers, load_mcp_capabilities
@@ -176,6 +177,7 @@ async def open_session(
     on_note: Callable[[Note], None] | None = None,
     share_store: Callable[[LedgerStore], AbstractAsyncContextManager[None]] | None = None,
     kept: KeptServers | None = None,
+    also: Sequence[LoadedAddon] = (),
 ) -> AsyncGenerator[Session]:
     """Open the session of a run inside the block.
 
@@ -184,7 +186,7 @@ async def open_session(
     connectors, unless `framework` provides a store or a gateway. Cards without a backend are dropped; `plan_mode` says
     that the caller implements the plan cards. `origin` labels the recorded calls. `on_note` receives notes about addons
     and records that fail later. Cluster nodes share their ledger with `share_store`. Servers stay open in `kept`, and
-    a session with some there uses them.
+    a session with some there uses them. Addons in `also` come last.
 
     Raises:
         BackendFault: A tool in `--tools`, or code mode, lacks its backend.
@@ -230,6 +232,7 @@ async def open_session(
                 required=invocation.settings.get(ADDONS_REQUIRED),
                 enabled=not invocation.no_addons,
                 on_note=on_note or (lambda _: None),
+                also=also,
             )
         stack.push_async_callback(addons.aclose)
         code = None

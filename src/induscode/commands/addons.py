@@ -1,4 +1,4 @@
-"""`indus addons`: lists and diagnoses the workspace's addons, and manages consent to the project's."""
+"""`indus addons`: lists and diagnoses the workspace's addons, and manages consent to its addons, skills and hooks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.core.faults import Note
 from indusagi.core.text import escape_unseen
 from induscode.addons.chain import call_hook
 from induscode.addons.contract import AddonError, Interceptor
+from induscode.addons.hooks import ProjectPart, list_project_parts
 from induscode.addons.loader import (
     PROJECT_DIR,
     AddonConsentStore,
-    ProjectAddon,
+    InstalledAddon,
     describe_refusal,
     discover_addons,
     load_addon,
@@ -37,7 +39,7 @@ from induscode.launch.options import define_command, read_cwd
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.addons.loader import DiscoveredAddons, InstalledAddon
+    from induscode.addons.loader import ProjectAddon
     from induscode.core.consent import ConsentState
 
 _DECLINED = 1
@@ -49,36 +51,38 @@ _STATES: dict[ConsentState, str] = {"trusted": "trusted", "unknown": "needs cons
     cls=CommandGroup,
     commands={
         "list": LazyCommand("list the addons in their order, with their states", ":list_"),
-        "trust": LazyCommand("consent to addons of the project", ":trust"),
+        "trust": LazyCommand("consent to addons, skills and hooks of the project", ":trust"),
         "untrust": LazyCommand("revoke that consent", ":untrust"),
         "doctor": LazyCommand("load the addons, and say what is wrong with them", ":doctor"),
     },
     default="list",
 )
 def command() -> None:
-    """List, trust and examine addons. Without a command: list."""
+    """List, trust and examine addons, skills and hooks. Without a command: list."""
 
 
-def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
-    if isinstance(source, ProjectAddon):
-        state = _STATES[source.consent]
-        return {"name": source.name, "source": "project", "state": state, "file": source.file, "digest": source.digest}
-    return {"name": source.name, "source": source.source, "state": "installed", "entry": source.entry.value}
+def _describe(source: InstalledAddon | ProjectPart) -> JsonObject:
+    if isinstance(source, InstalledAddon):
+        return {"name": source.name, "source": source.source, "state": "installed", "entry": source.entry.value}
+    digest = source.describe().digest
+    facts = {"name": source.label, "source": "project", "state": _STATES[source.consent]}
+    return {**facts, "file": source.file, "digest": digest}
 
 
 @define_command("list", "--cwd")
 @as_json
 def list_(context: click.Context, *, as_json: bool) -> int:
-    """List the addons in the order in which they see calls, without loading them."""
-    found = discover_addons(read_cwd(context))
-    rows = [_describe(source) for source in (*found.installed, *found.project)]
-    print_notes(found.notes)
+    """List the addons in the order in which they see calls, then skills and hooks, without loading them."""
+    cwd, notes = read_cwd(context), list[Note]()
+    parts = list_project_parts(cwd, notes)
+    rows = [_describe(source) for source in (*discover_addons(cwd).installed, *parts)]
+    print_notes(notes)
     return Listing(
         "addons",
         rows,
         ("NAME", "SOURCE", "STATE", "CODE"),
         lambda row: (row["name"], row["source"], row["state"], row.get("file") or row.get("entry")),
-        after={"notes": [str(note) for note in found.notes]},
+        after={"notes": [str(note) for note in notes]},
         empty="There are no addons: docs/guides/addons.md shows how one is written.",
     ).show(as_json=as_json)
 
@@ -89,59 +93,57 @@ def list_(context: click.Context, *, as_json: bool) -> int:
 @digest_option
 @as_json
 def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests: tuple[str, ...], as_json: bool) -> int:
-    """Consent to addons of the project: those named, or all without consent.
+    """Consent to addons, skills and hooks of the project: those named, or all without consent.
 
-    Shows the code first. Exit code 1 if you decline one.
+    Shows the code or text first. Exit code 1 if you decline one.
     """
-    found = discover_addons(read_cwd(context))
-    sources = [_find_project_addon(found, name) for name in dict.fromkeys(names)] if names else found.project
+    cwd, notes = read_cwd(context), list[Note]()
+    parts = list_project_parts(cwd, notes)
+    sources = [_find_part(parts, cwd, name) for name in dict.fromkeys(names)] if names else parts
     waiting = [source for source in sources if source.consent != "trusted"]
     if yes and not names:
         raise click.UsageError("--yes takes the names of the addons to consent to")
     if waiting and not yes and (as_json or not can_ask_user()):
         message = "There is no terminal for a question: read the code, then indus addons trust --yes"
-        raise click.UsageError(f"{message} {' '.join(source.name for source in waiting)}")
-    print_notes(found.notes)
+        raise click.UsageError(f"{message} {' '.join(source.label for source in waiting)}")
+    print_notes(notes)
     trusted = [source for source in waiting if _ask_consent(source, yes=yes, digests=digests, quiet=as_json)]
     if as_json:
         rows: list[JsonObject] = [
             {
-                "name": source.name,
+                "name": source.label,
                 "file": source.file,
-                "digest": source.digest,
+                "digest": source.describe().digest,
                 "trusted": source in trusted or source not in waiting,
             }
             for source in sources
         ]
         write_json({"addons": [*rows]})
     elif not waiting:
-        print_line("There is no addon of this project that waits for consent.")
+        print_line("Nothing of this project waits for consent.")
     return 0 if len(trusted) == len(waiting) else _DECLINED
 
 
-def _find_project_addon(found: DiscoveredAddons, name: str) -> ProjectAddon:
-    source = next((one for one in found.project if one.name == name), None)
+def _find_part(parts: Sequence[ProjectPart], cwd: str, name: str) -> ProjectPart:
+    source = next((one for one in parts if one.label == name), None)
     if source is not None:
         return source
-    if name in {addon.name for addon in found.installed}:
+    if name in {addon.name for addon in discover_addons(cwd).installed}:
         raise click.UsageError(f"Addon {name!r} is installed, not a file of the project: it needs no consent")
-    raise build_unknown_name(
-        f"There is no addon {name!r} in .indusvx/addons", name, [one.name for one in found.project]
-    )
+    raise build_unknown_name(f"This project has no addon, skill or hooks {name!r}", name, [one.label for one in parts])
 
 
-def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], quiet: bool) -> bool:
-    """Show the addon's code and record consent to exactly that code."""
+def _ask_consent(source: ProjectPart, *, yes: bool, digests: Sequence[str], quiet: bool) -> bool:
+    """Show the code or text and record consent to exactly that."""
     if not yes:
-        text = source.content.decode("utf-8", "replace").expandtabs(4)
-        print_text("\n".join(map(escape_unseen, text.split("\n"))))
+        print_text("\n".join(map(escape_unseen, source.text.expandtabs(4).split("\n"))))
     question = source.describe()
-    if not ask_consent(question, f"Load addon {source.name} from now on?", yes=yes, digests=digests, quiet=quiet):
-        print_status(f"{source.name}: not trusted")
+    if not ask_consent(question, f"Use {source.label} from now on?", yes=yes, digests=digests, quiet=quiet):
+        print_status(f"{source.label}: not trusted")
         return False
     AddonConsentStore().approve(source.file, question.digest)
     if not quiet:
-        print_line(f"{source.name}: trusted as it is")
+        print_line(f"{source.label}: trusted as it is")
     return True
 
 
@@ -149,16 +151,17 @@ def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], qui
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @as_json
 def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool) -> int:
-    """Revoke the consent to the named addons, or to all of the project."""
+    """Revoke the consent to the named addons, skills and hooks, or to all of the project."""
     cwd = read_cwd(context)
-    found = discover_addons(cwd)
+    parts = list_project_parts(cwd, [])
+    files = {source.label: source.file for source in parts}
     store = AddonConsentStore()
     rows: list[JsonObject] = []
-    for name in dict.fromkeys(names or [source.name for source in found.project]):
+    for name in dict.fromkeys(names or files):
         # The user may have consented to a file that's gone.
-        revoked = store.revoke(os.path.join(cwd, PROJECT_DIR, f"{name}.py"))
+        revoked = store.revoke(files.get(name, os.path.join(cwd, PROJECT_DIR, f"{name}.py")))
         if not revoked:
-            _find_project_addon(found, name)
+            _find_part(parts, cwd, name)
         rows.append({"name": name, "revoked": revoked})
         if not as_json and revoked:
             print_line(f"{name}: no longer trusted")

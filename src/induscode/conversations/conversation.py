@@ -18,6 +18,8 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
+from induscode.addons.hooks import MOST_STOPS, CommandHooks
+from induscode.addons.skills import SkillSet
 from induscode.cli.terminal import print_status
 from induscode.conversations.agents.delegate import SubSessions
 from induscode.conversations.agents.sub_session import ParentSession
@@ -111,6 +113,8 @@ class Conversation:
     loading: BackgroundTask
     """Imports the model loop."""
     late_servers: LateServers
+    skills: SkillSet
+    hooks: CommandHooks
     state: KeptState
     """Session state stored alongside the messages."""
     facts: list[str] = field(default_factory=list[str])
@@ -155,6 +159,11 @@ class Conversation:
             OSError: The sink failed because its reader is gone.
             ConversationError: The history is invalid.
         """
+        with cancel.guard():
+            denial, told = await self.hooks.check_prompt(prompt)
+            if denial:
+                return RunResult(reason="error", message=f"a hook denies the prompt: {denial}")
+            self.facts += told
         loop = await self._open_loop()
         await self._compact_if_full(prompt, cancel)
         budget = budget or self.open_budget()
@@ -175,7 +184,7 @@ class Conversation:
             on_message=self._save_message,
             attachments=attachments,
             notices=take_notices,
-            take_messages=take_messages,
+            take_messages=None if take_messages is None else partial(self._take_messages, take_messages),
         )
         self.state.model = self.choice.label
         before = self.usage
@@ -188,10 +197,35 @@ class Conversation:
             result = await loop.run(prompt, plan)
             if result.fault is not None and result.fault.kind == "context_window":
                 result = await self._retry_compacted(prompt, plan, result)
+            result = await self._obey_stop_hooks(loop, plan, result)
         self.context_tokens = result.context_tokens or self.context_tokens
         self.plan_told = self.plan_mode.active
         await self.state.save()
         await self._store_usage(before)
+        return result
+
+    async def _take_messages(self, take: MessageSource) -> Sequence[str]:
+        """Take the user's messages that no hook denies."""
+        taken: list[str] = []
+        for message in await take():
+            denial, facts = await self.hooks.check_prompt(message)
+            if denial:
+                self.notes.report(f"a hook denies the message: {denial}")
+            else:
+                taken.append(add_session_note(message, facts))
+        return taken
+
+    async def _obey_stop_hooks(self, loop: ModelLoop, plan: RunPlan, result: RunResult) -> RunResult:
+        """Have the model go on for as long as a hook says so."""
+        for count in range(MOST_STOPS):
+            reason = ""
+            if result.reason == "done":
+                with plan.cancel.guard():
+                    reason = await self.hooks.check_stop(is_again=count > 0)
+            if not reason:
+                break
+            plan = replace(plan, history=self.transcript.messages(), attachments=())
+            result = await loop.run(f"A hook of the session says: {reason}", plan)
         return result
 
     def open_budget(self) -> RequestBudget:

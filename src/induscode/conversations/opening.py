@@ -22,6 +22,8 @@ from indusagi.capabilities.leftovers import Receipt, find_leftover_jobs, make_ow
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text, format_count
+from induscode.addons.hooks import CommandHooks
+from induscode.addons.skills import SkillSet
 from induscode.boot.plans import ConfigFiles, check_named_configs, list_config_files
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
@@ -121,6 +123,12 @@ async def open_conversation(
             # Only an interactive user mentions resources and enters prompts.
             kinds=CONTENT_KINDS if follow_config else (),
         )
+        skills = await to_thread.run_sync(partial(SkillSet, invocation.cwd, enabled=not invocation.no_addons))
+        hooks = await to_thread.run_sync(partial(CommandHooks, invocation, enabled=not invocation.no_addons))
+        stack.push_async_callback(hooks.aclose)
+        hooks.report, hooks.session, hooks.log = warnings.report, transcript.id, transcript.path
+        hooks.source = "resume" if transcript.messages() else "startup"
+        warnings.extend(map(str, (*skills.notes, *hooks.notes)))
         # Take the snapshot before reading the files, so that edits during the read count as changes.
         config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
         session = await stack.enter_async_context(
@@ -135,6 +143,7 @@ async def open_conversation(
                 origin=CallOrigin(via="session", conversation=transcript.id),
                 on_note=warnings.report,
                 kept=kept,
+                also=[addon for addon in (skills.build_addon(), hooks.build_addon()) if addon is not None],
             )
         )
         permissions.follow(session.mcp)
@@ -164,6 +173,8 @@ async def open_conversation(
             stack=stack,
             loading=loading,
             sampling=sampling,
+            skills=skills,
+            hooks=hooks,
             spend=spend or SpendLimit(invocation.max_tokens, invocation.max_cost),
             state=state,
             facts=facts,

@@ -65,6 +65,7 @@ class Transcript:
         """
         self.directory = make_private_dir(directory)
         self.id = os.path.basename(self.directory)
+        self.path = os.path.join(self.directory, LOG_NAME)
         self.failure: str | None = None
         """The error that stopped writing to the log, if any."""
         self._writing = Lock()
@@ -74,7 +75,7 @@ class Transcript:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
                 raise OpenElsewhereError(self.id) from exc
-            self._log = LineLog(os.path.join(self.directory, LOG_NAME))
+            self._log = LineLog(self.path)
         except BaseException:
             os.close(self._lock)
             raise

@@ -171,7 +171,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "Attach the MCP servers of a file, or those configured for a directory (comma-separated or repeated).",
         ),
         tools.switch("--no-mcp", "Don't use MCP servers.", excludes=("--mcp",)),
-        tools.switch("--no-addons", "Load no addons."),
+        tools.switch("--no-addons", "Load no addons, skills or hooks."),
         tools.of(
             CODE_ENABLED,
             FlagKind.SWITCH,

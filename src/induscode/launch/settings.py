@@ -25,6 +25,8 @@ from induscode.launch.views import InvalidPartError, View, is_list, is_map, is_t
 
 T = TypeVar("T")
 _FILE_NAME = "settings.json"
+HOOKS = "hooks"
+"""The key of command hooks, which `induscode.addons.hooks` reads."""
 
 
 class SettingError(ValueError):
@@ -366,7 +368,7 @@ def build_settings_schema() -> JsonObject:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Settings of indus",
         "type": "object",
-        "properties": {"$schema": {"type": "string"}, **properties, **nested},
+        "properties": {"$schema": {"type": "string"}, HOOKS: {"type": "object"}, **properties, **nested},
         "additionalProperties": False,
     }
 
@@ -483,12 +485,12 @@ def _keep_references(value: JsonValue, folder: str, setting: Setting[Any]) -> Js
 
 
 def _flatten(document: JsonObject) -> JsonObject:
-    """Turn nested objects into dotted keys, without the editors' `$schema`."""
+    """Turn nested objects into dotted keys, without hooks and the editors' `$schema`."""
     groups = {key.partition(".")[0] for key in SETTINGS if "." in key}
     flat: JsonObject = {}
     for key, value in document.items():
         if key in groups and is_json_object(value):
             flat.update({f"{key}.{name}": inner for name, inner in value.items()})
-        elif key != "$schema":
+        elif key not in {"$schema", HOOKS}:
             flat[key] = value
     return flat

@@ -21,7 +21,7 @@ from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_wait, waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
-from induscode.addons.chain import InterceptedCard
+from induscode.addons.chain import InterceptedCard, current_question
 from induscode.deck.contract import Capability, CardWrapper, iter_layers
 from induscode.permissions import UnansweredError
 from induscode.permissions.call_facts import (
@@ -266,7 +266,10 @@ class Permissions:
         return self._guard_flow(facts, await to_thread.run_sync(decide_call, facts, rules, context))
 
     def _guard_flow(self, facts: CallFacts, decision: Decision) -> Decision:
-        """Add the objection of the flow guard, if it has one, to a decision."""
+        """Add an addon's wish for a question, and the objection of the flow guard, to a decision."""
+        if (question := current_question.get()) and decision.effect is not Effect.DENY:
+            reasons = (question, *decision.reasons)
+            decision = replace(decision, effect=Effect.ASK, reasons=reasons, asked_by_rule=True)
         objection = None if self.flow is None else self.flow.find_objection(self.flow.describe_call(facts))
         if objection is None or decision.effect is Effect.DENY:
             return decision
@@ -317,6 +320,8 @@ class Permissions:
         remedy = f"To allow it, {suggest_remedy(facts, decision, self._entry)}."
         if decision.undecided:
             remedy = _UNDECIDED_REMEDY
+        if current_question.get():
+            remedy = "Run it in a session, where you're asked."
         return _deny(facts, decision, f"{cause}. {remedy} Why it would be asked:")
 
     async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
@@ -363,6 +368,8 @@ def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:
 class CheckedCard(CardWrapper):
     """A card whose calls must pass one or more permissions."""
 
+    can_ask = True
+
     def __init__(self, inner: Capability, *permissions: Permissions) -> None:
         super().__init__(inner)
         self.permissions = permissions
@@ -377,7 +384,7 @@ class CheckedCard(CardWrapper):
         if self._rules is not first.rules:
             self._rules, self._free = first.rules, None if others else first.find_free_rule(self.inner)
             self._guarded = self.inner if first.flow is None else FlowCard(self.inner, first.flow, lambda: first)
-        if self._free is not None:
+        if self._free is not None and not current_question.get():
             if (wait := current_wait.get()) is not None:
                 wait.allowed_by = self._free.reason
             return await self._guarded.run(arguments, ctx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -246,3 +247,30 @@ async def test_sessions_run_side_by_side_and_are_listed(setup: SessionSetup, ser
         assert [row.session_id for row in (await agent.list_sessions(cwd=str(other))).sessions] == [fast]
         await agent.resume_session(cwd=str(other), session_id=fast)
         assert editor.of(fast, models.UserMessageChunk) == []
+
+
+async def test_skills_and_hooks_of_a_project_need_consent_and_take_part(
+    setup: SessionSetup, server: ModelServer
+) -> None:
+    skill = setup.cwd / ".claude/skills/deploy/SKILL.md"
+    skill.parent.mkdir(parents=True)
+    skill.write_text("---\ndescription: How to deploy.\n---\nCall $ARGUMENTS off.\n", encoding="utf-8")
+    row = {"type": "command", "command": "touch ran; echo no >&2; exit 2"}
+    settings = setup.cwd / ".claude/settings.json"
+    settings.write_text(json.dumps({"hooks": {"PreToolUse": [{"hooks": [row]}]}}), encoding="utf-8")
+    server.script[:] = [calls("ls"), says("listed"), calls("ls"), says("denied"), says("called off")]
+    async with open_editor(setup.cwd, setup.environ, "--model", "openai:scripted") as opened:
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        await opened.say(session, "look")
+        assert not (setup.cwd / "ran").exists()
+        assert "/addons trust skill:deploy" in opened.editor.said(session) or "need your consent" in opened.editor.said(
+            session
+        )
+        opened.editor.answer = lambda _: "y"
+        await opened.say(session, "/addons trust")
+        assert len(opened.editor.questions) == 2
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        await opened.say(session, "look")
+        assert (setup.cwd / "ran").exists()
+        await opened.say(session, "/deploy everything")
+        assert "Call everything off." in to_text(server.requests[-1])

@@ -16,6 +16,7 @@ import click
 from anyio import to_thread
 
 from indusagi.core.text import format_count
+from induscode.addons.skills import SkillSet
 from induscode.boot.plans import build_fault_note, is_in_workspace, load_plan, opened_store
 from induscode.boot.runners import START_ONCE, attach_servers
 from induscode.cli.output import (
@@ -157,7 +158,7 @@ def _report_faults(mcp: BootedBridge) -> bool:
 @as_json
 @click.pass_context
 def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> int:
-    """Write the definitions of the project's tools to .indusvx/mcp.lock.json, to be committed.
+    """Write the definitions of the project's tools and skills to .indusvx/mcp.lock.json, to be committed.
 
     Skips servers from the user's own files. Exit code 1 if there are more than cosmetic differences or something waits
     for approval, 3 if a server is missing.
@@ -165,17 +166,22 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     plan = plan.narrow([row.id for row in plan.rows if row.origin.scope != "user"])
-    if not plan.rows:
+    skills = [skill for skill in SkillSet(invocation.cwd).found.values() if skill.is_project]
+    if not plan.rows and not skills:
         message = "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
         raise click.UsageError(message)
     path = os.path.join(invocation.cwd, LOCK_NAME)
+    waiting = [skill.label for skill in skills if skill.consent != "trusted"]
+    if waiting and not check:
+        print_status(f"nothing was written: these skills wait for consent: indus addons trust {' '.join(waiting)}")
+        return _DIFFERENT
 
     async def work(_: CancelToken) -> int:
         async with _connected(plan) as (mcp, contents):
             if _report_faults(mcp):
                 print_status(f"the lock would be incomplete: nothing was {'compared' if check else 'written'}")
                 return _FAULT
-            items = (*mcp.items, *contents, *mcp.behaviours)
+            items = (*mcp.items, *contents, *mcp.behaviours, *(skill.to_item() for skill in skills))
             return (_check_lock if check else _write_lock)(path, mcp, items, as_json=as_json)
 
     return run_until_signal(work)

@@ -18,6 +18,7 @@ from indusagi.core.app_dirs import config_home, is_within, read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
+from induscode.addons.skills import split_front_matter
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 
 AgentOrigin: TypeAlias = Literal["indus", "user", "project"]
@@ -29,7 +30,6 @@ MOST_TURNS, MOST_SECONDS = 200, 3_600
 NARROWED_TOOLS = frozenset({"bash", "edit", "webfetch", "write"})
 """Tools whose calls a specifier can limit, as in `bash(git log *)`."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _ENTRY = re.compile(r"[^,()]+(?:\([^()]*\))?")
 _LIST = re.compile(rf"(?:{_ENTRY.pattern})?(?:,(?:{_ENTRY.pattern})?)*")
 _KEYS = {"name", "description", "tools", "model", "max_turns", "timeout"}
@@ -110,8 +110,7 @@ def read_markdown(path: str, folder: str) -> tuple[str | None, str]:
     if not is_within(real, os.path.realpath(folder)):
         raise OSError(0, "it is a link that leads out of the directory")
     text = clean_text(read_small_file(real, MAX_FILE_BYTES, follow=False).decode("utf-8", "replace"))[0]
-    front = _FRONT_MATTER.match(text)
-    return (None, text.strip()) if front is None else (front[1], text[front.end() :].strip())
+    return split_front_matter(text)
 
 
 def _list_files(folder: str, notes: list[str]) -> Sequence[str]:

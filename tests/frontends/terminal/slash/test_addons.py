@@ -10,6 +10,7 @@ import pytest
 from tests.support.addons import add_project_addon, build_source
 
 from induscode.addons.loader import load_addons
+from induscode.addons.skills import SkillSet
 from induscode.frontends.terminal.slash import SlashError
 from induscode.frontends.terminal.slash.tools import ADDONS
 from induscode.launch.invocation import Invocation
@@ -25,7 +26,12 @@ class Host:
         invocation = Invocation(cwd=str(cwd), **flags)
         enabled = not invocation.no_addons
         self.addons = anyio.run(lambda: load_addons(str(cwd), required=["audit"], enabled=enabled))
-        self.conversation: Any = SimpleNamespace(invocation=invocation, session=SimpleNamespace(addons=self.addons))
+        self.conversation: Any = SimpleNamespace(
+            invocation=invocation,
+            session=SimpleNamespace(addons=self.addons),
+            skills=SkillSet(str(cwd), enabled=enabled),
+            hooks=SimpleNamespace(notes=[]),
+        )
         self.screen: Any = SimpleNamespace(show=self.show)
         self.lines: list[str] = []
         self.rows: dict[str, tuple[str, ...]] = {}
@@ -56,7 +62,7 @@ def test_every_addon_is_listed_with_its_state_and_reason(tmp_path: Path) -> None
     assert host.rows["late"][2] == "loads with the next session"
     assert host.rows["audit"][2].startswith("required and missing: there is no such addon")
     shown = "\n".join(host.lines)
-    assert "indus addons trust waiting" in shown
+    assert "/addons trust waiting" in shown
     assert "addon 'broken' of" in shown
 
 
@@ -75,7 +81,7 @@ def test_a_session_without_addons_says_so(tmp_path: Path) -> None:
     host.addons.missing.clear()
     host.run()
     assert host.lines == ["no addons: --no-addons is given"]
-    with pytest.raises(SlashError, match="no arguments"):
+    with pytest.raises(SlashError, match="/addons trust NAME"):
         host.run("x")
 
 

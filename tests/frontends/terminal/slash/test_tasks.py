@@ -12,8 +12,8 @@ from indusagi.core.cancel import CancelToken
 from induscode.cli.dialog import Reply
 from induscode.conversations.agents.sub_session import DelegatedTask, TaskActivity
 from induscode.deck.contract import DelegateReport
-from induscode.frontends.terminal.slash import SlashError
-from induscode.frontends.terminal.slash.session import TASKS, confirm_end_of_jobs
+from induscode.frontends.terminal.slash import SlashError, confirm_end_of_jobs
+from induscode.frontends.terminal.slash.session import TASKS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +75,7 @@ class Host:
         )
         self.screen: Any = SimpleNamespace(show=self.shown.append, ask=self._ask)
         found = [*jobs]
+        monkeypatch.setattr("indusagi.capabilities.jobs.list_jobs", lambda _context: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
         monkeypatch.setattr("induscode.frontends.terminal.slash.session.list_jobs", lambda _context: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

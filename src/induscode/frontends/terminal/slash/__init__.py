@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
-from indusagi.core.text import escape_unseen
+from indusagi.core.text import escape_unseen, format_count
 from induscode.cli.dialog import Choice, Question, Reply
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
-_SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|login|logout|logs|trust)\b")
+_SHELL_COMMAND = re.compile(r"\bindus (mcp (?:approve|diff|disable|enable|login|logout|logs|trust)|addons trust)\b")
 
 
 class SlashError(CoreError):
@@ -108,6 +108,21 @@ async def confirm(host: SlashHost, title: str, lines: Sequence[str] = (), defaul
     return reply.key == "y"
 
 
+async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
+    """Ask before reopening the session ends running jobs or tasks. True if there are none."""
+    from indusagi.capabilities.jobs import list_jobs  # noqa: PLC0415 — after the first prompt
+
+    jobs = [job for job in list_jobs(host.conversation.session.native.context) if (await job.look()).running]
+    tasks = host.conversation.resources.delegate.list_running()
+    counts = [format_count(len(jobs), "job", "jobs")] if jobs else []
+    counts += [format_count(len(tasks), "task", "tasks")] if tasks else []
+    if not counts:
+        return True
+    names = ", ".join((*(job.id for job in jobs), *(task.id for task in tasks)))
+    verb = "ends" if len(jobs) + len(tasks) == 1 else "end"
+    return await confirm(host, f"{reason} {' and '.join(counts)} {verb} with it: {names}. Go on?")
+
+
 async def pick(host: SlashHost, title: str, rows: Sequence[str]) -> int | None:
     """Have the user pick a row, and return its index."""
     choices = tuple(Choice(key=str(index), label=escape_unseen(row)) for index, row in enumerate(rows))
@@ -125,7 +140,7 @@ def split_words(rest: str) -> list[str]:
 
 def name_slash_commands(text: str) -> str:
     """Replace shell commands by slash commands: `indus mcp trust x` becomes `/mcp trust x`."""
-    return _SHELL_COMMAND.sub(r"/mcp \1", text)
+    return _SHELL_COMMAND.sub(r"/\1", text)
 
 
 def parse_line(line: str) -> tuple[str, str]:

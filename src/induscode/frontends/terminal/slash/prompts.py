@@ -8,9 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.text import cut_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteToolRef
+from induscode.addons.skills import read_fields
 from induscode.cli.terminal import escape_controls
 from induscode.conversations.agents.files import find_folders, read_markdown
 from induscode.conversations.mentions import open_server_content
@@ -82,10 +85,7 @@ def _list_files(folder: str, notes: list[str]) -> Sequence[str]:
 def _read_command(name: str, path: str, folder: str, origin: str) -> SlashCommand:
     """Read one file; `OSError` if it's unreadable, too large, or outside its directory."""
     front, body = read_markdown(path, folder)
-    values: dict[str, str] = {}
-    for line in (front or "").splitlines():
-        key, _, value = line.partition(":")
-        values[key.strip()] = value.strip().strip("\"'")
+    values = read_fields(front or "")
     description = values.get("description") or body.partition("\n")[0].lstrip("# ")
     return SlashCommand(
         name=name,
@@ -93,6 +93,25 @@ def _read_command(name: str, path: str, folder: str, origin: str) -> SlashComman
         describe=f"{cut_text(description, _MAX_DESCRIPTION)} ({origin})",
         run=partial(_send_file, body),
     )
+
+
+def list_skill_commands(conversation: Conversation, taken: Collection[str]) -> Mapping[str, SlashCommand]:
+    """List a command for each skill whose name isn't taken."""
+    return {
+        name: SlashCommand(
+            name=name,
+            usage=cut_text(skill.fields.get("argument-hint", ""), _MAX_DESCRIPTION),
+            describe=f"{cut_text(skill.description, _MAX_DESCRIPTION)} (skill)",
+            run=partial(_send_skill, name),
+        )
+        for name, skill in conversation.skills.usable.items()
+        if name not in taken and skill.fields.get("user-invocable", "").lower() != "false"
+    }
+
+
+async def _send_skill(name: str, host: SlashHost, rest: str) -> None:
+    text = await to_thread.run_sync(host.conversation.skills.render, name)
+    host.prompt(expand_arguments(text, rest))
 
 
 async def _send_file(body: str, host: SlashHost, rest: str) -> None:

@@ -37,9 +37,14 @@ from induscode.conversations.transcript import (
 )
 from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.render import format_tokens
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm, pick
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm_end_of_jobs, pick
 from induscode.frontends.terminal.slash.mcp import MCP
-from induscode.frontends.terminal.slash.prompts import MEMORY, list_prompt_commands, load_custom_commands
+from induscode.frontends.terminal.slash.prompts import (
+    MEMORY,
+    list_prompt_commands,
+    list_skill_commands,
+    load_custom_commands,
+)
 from induscode.frontends.terminal.slash.tools import ADDONS, PERMISSIONS, TOOLS
 from induscode.search.options import estimate_definition
 
@@ -296,19 +301,6 @@ class _Task:
     directory: str = ""
 
 
-async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
-    """Ask before reopening the session ends running jobs or tasks. True if there are none."""
-    jobs = [job for job in list_jobs(host.conversation.session.native.context) if (await job.look()).running]
-    tasks = host.conversation.resources.delegate.list_running()
-    counts = [format_count(len(jobs), "job", "jobs")] if jobs else []
-    counts += [format_count(len(tasks), "task", "tasks")] if tasks else []
-    if not counts:
-        return True
-    names = ", ".join((*(job.id for job in jobs), *(task.id for task in tasks)))
-    verb = "ends" if len(jobs) + len(tasks) == 1 else "end"
-    return await confirm(host, f"{reason} {' and '.join(counts)} {verb} with it: {names}. Go on?")
-
-
 async def _change_tasks(host: SlashHost, rest: str) -> None:
     words = rest.split(maxsplit=2)
     is_valid = not words or (
@@ -540,4 +532,5 @@ async def load_commands(conversation: Conversation, on_note: Callable[[str], Non
     custom, notes = await to_thread.run_sync(load_custom_commands, conversation.invocation.cwd, table)
     for note in notes:
         on_note(note)
-    return {**table, **custom, **list_prompt_commands(conversation)}
+    table |= custom
+    return {**table, **list_skill_commands(conversation, table), **list_prompt_commands(conversation)}

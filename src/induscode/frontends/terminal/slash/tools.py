@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.core.faults import Note
 from indusagi.core.text import format_count
-from induscode.addons.loader import describe_refusal, discover_addons
+from induscode.addons.hooks import list_project_parts
+from induscode.addons.loader import AddonConsentStore, describe_refusal, discover_addons
 from induscode.boot.catalog import NATIVE
 from induscode.deck.contract import describe
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, name_slash_commands, split_words
+from induscode.frontends.terminal.slash import (
+    SlashCommand,
+    SlashError,
+    SlashHost,
+    confirm,
+    confirm_end_of_jobs,
+    name_slash_commands,
+    split_words,
+)
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.search.options import estimate_definition
 
@@ -146,9 +156,39 @@ PERMISSIONS = SlashCommand(
 )
 
 
-async def _show_addons(host: SlashHost, rest: str) -> None:
-    if rest:
-        raise SlashError("this command takes no arguments")
+async def _change_addons(host: SlashHost, rest: str) -> None:
+    action, *labels = split_words(rest) or [""]
+    if action == "trust":
+        await _trust_parts(host, labels)
+    elif action:
+        raise SlashError("write /addons, or /addons trust NAME")
+    else:
+        await _show_addons(host)
+
+
+async def _trust_parts(host: SlashHost, labels: Sequence[str]) -> None:
+    """Ask about addons, skills and hooks of the project, and use those with a yes from now on."""
+    invocation, notes = host.conversation.invocation, list[Note]()
+    parts = await to_thread.run_sync(list_project_parts, invocation.cwd, notes)
+    unknown = [label for label in labels if label not in {part.label for part in parts}]
+    if unknown:
+        raise SlashError(f"this project has no addon, skill or hooks {unknown[0]!r}: /addons lists them")
+    is_changed = False
+    for part in parts:
+        if part.consent == "trusted" or (labels and part.label not in labels):
+            continue
+        question = part.describe()
+        lines = (*part.text.expandtabs(4).split("\n"), *question.details)
+        if await confirm(host, f"Use {part.label} from now on?", lines):
+            await to_thread.run_sync(AddonConsentStore().approve, part.file, question.digest)
+            is_changed = True
+    if not is_changed:
+        host.screen.show("nothing was changed")
+    elif await confirm_end_of_jobs(host, "The session is opened again."):
+        host.reopen(replace(invocation, resume=host.conversation.transcript.id, fork=False, continue_last=False))
+
+
+async def _show_addons(host: SlashHost) -> None:
     conversation = host.conversation
     addons, invocation = conversation.session.addons, conversation.invocation
     rows: list[tuple[str, ...]] = []
@@ -170,14 +210,24 @@ async def _show_addons(host: SlashHost, rest: str) -> None:
     rows += [
         (name, "-", f"required and missing: {why}", "-") for name, why in addons.missing.items() if name not in known
     ]
+    rows += [
+        (part.label, part.file, "used" if part.consent == "trusted" else "waits for consent", "-")
+        for part in conversation.skills.found.values()
+    ]
     if rows:
         host.print_table(("NAME", "SOURCE", "STATE", "ADDS"), rows)
     elif invocation.no_addons:
         host.screen.show("no addons: --no-addons is given")
     else:
         host.screen.show("there are no addons: docs/guides/addons.md shows how one is written")
-    for note in addons.notes:
-        host.screen.show(str(note))
+    for note in (*addons.notes, *conversation.skills.notes, *conversation.hooks.notes):
+        host.screen.show(name_slash_commands(str(note)))
 
 
-ADDONS = SlashCommand(name="addons", describe="addons in their order, and which are skipped", run=_show_addons)
+ADDONS = SlashCommand(
+    name="addons",
+    usage="[trust NAME]",
+    describe="addons, skills and hooks: list, trust those of the project",
+    actions={"trust": "[NAME]: look at addons, skills and hooks of the project, and use them"},
+    run=_change_addons,
+)
