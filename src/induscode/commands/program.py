@@ -60,6 +60,8 @@ def run(arguments: Sequence[str]) -> int:
             return code if isinstance(code, int) else 0
     except click.exceptions.Exit as exc:  # raised by click after `--help`
         return exc.exit_code
+    except click.Abort:  # Ctrl-C or the end of input at a question of click
+        raise KeyboardInterrupt from None
     except click.ClickException as exc:
         message = exc.format_message()
         stop = "" if message.endswith((".", "?", ")")) else "."

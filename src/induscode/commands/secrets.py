@@ -102,8 +102,8 @@ def set_secret(name: str, value: tuple[str, ...], *, in_file: bool) -> int:
             print_status("The keyring is locked.")
             answer = click.prompt("Unlock it and press Enter, or type 'file' to use a private file", "", err=True)
             in_file = answer.strip().lower() == "file"
-            if not in_file and not store.unlock():
-                return _FAILED
+            if not in_file:
+                store.unlock()
             continue
         print_notes(store.notes)
         print_line(f"Secret {name!r} is stored ({_PLACES[vault]}); refer to it as ${{keyring:{name}}}")

@@ -200,15 +200,19 @@ def test_the_first_line_of_a_command_is_its_value(line: str, value: str) -> None
         ("sh -c 'echo s3cret-out; echo s3cret-err >&2; exit 3'", r"failed \(exit code 3\)"),
         ("true", "printed nothing"),
         ("no-such-program", "can't be started"),
-        ("", "is empty"),
-        ("echo '", "can't be read"),
-        ("echo ${A", "can't contain braces"),
+        ("", "can't be started"),
+        ("head -c 70000 /dev/zero", "printed more than 65,536 bytes"),
+        ("sh -c 'echo $OPENAI_API_KEY$INDUS_CREDENTIALS_KEY'", "printed nothing"),
+        ("echo '", "can't be started: No closing quotation"),
+        ("echo ${A", "braces don't work"),
         ("sleep 60", "took longer than 0.2 s"),
     ],
 )
 def test_a_command_without_a_value_says_why_and_quotes_nothing(
     line: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    monkeypatch.setenv(KEY_VARIABLE, "y")
     monkeypatch.setattr(secrets, "_COMMAND_S", 0.2 if line.startswith("sleep") else 30.0)
     with pytest.raises(SecretFault, match=said) as caught:
         read_secret(SecretReference("cmd", line))

@@ -14,7 +14,8 @@ import re
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
@@ -22,7 +23,14 @@ from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.json import JsonObject
 from indusagi.core.process.child import run_for_output
-from indusagi.core.secrets import SecretReference, SecretText, find_references, hide_value, parse_secret_text
+from indusagi.core.secrets import (
+    SecretReference,
+    SecretText,
+    find_references,
+    hide_value,
+    is_provider_key,
+    parse_secret_text,
+)
 from indusagi.core.tasks import run_in_daemon_thread
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.auth.storage import VaultFiles, VaultKind, VaultRow
@@ -190,43 +198,44 @@ def _read_private_file(reference: SecretReference) -> str:
 def _run_command(reference: SecretReference) -> str:
     """Return the first line that a command prints, or a whole PEM block.
 
-    It runs without a shell in the user's home, with the user's environment. Its standard error may hold secrets, so
-    nobody sees it.
+    It runs without a shell in the user's home, with the user's environment except keys of models and ours. Its standard
+    error may hold secrets, so it isn't shown.
     """
     shown = f"the command of {reference.written}"
+    env = {name: value for name, value in os.environ.items() if not is_provider_key(name)}
     try:
-        words = shlex.split(reference.name)
-    except ValueError as exc:
-        raise SecretFault(f"{shown} can't be read: {exc}") from exc
-    if not words or "{" in reference.name:
-        raise SecretFault(f"{shown} " + ("is empty" if not words else "can't contain braces: put it into a script"))
-    words[0] = os.path.expanduser(words[0])
-    outcome: list[tuple[int | None, bytes] | Exception] = []
+        words = shlex.split(reference.name) or [""]
+        if "{" in reference.name:
+            raise ValueError("braces don't work in it, so put it into a script")
+        words[0] = os.path.expanduser(words[0])
+        work = run_for_output(words, env, os.path.expanduser("~"), _COMMAND_S, MAX_SECRET_BYTES + 1)
+        code, output = _run_in_own_loop(work)
+    except TimeoutError:
+        raise SecretFault(f"{shown} took longer than {_COMMAND_S:g} s: run it in a terminal") from None
+    except (OSError, ValueError) as exc:
+        raise SecretFault(f"{shown} can't be started: {describe_error(exc)}") from exc
+    if code:
+        raise SecretFault(f"{shown} failed (exit code {code}): run it in a terminal to see why")
+    text = output.decode("utf-8", "replace").strip("\r\n")
+    value = text if text.startswith("-----BEGIN ") else text.partition("\n")[0].rstrip("\r")
+    if not value or len(output) > MAX_SECRET_BYTES:
+        problem = f"printed more than {MAX_SECRET_BYTES:,} bytes" if value else "printed nothing"
+        raise SecretFault(f"{shown} {problem}: run it in a terminal to see why")
+    return value
+
+
+def _run_in_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a daemon thread, since the caller's thread may run an event loop."""
+    done = Future[T]()
 
     def run() -> None:
         try:
-            work = run_for_output(words, os.environ, os.path.expanduser("~"), _COMMAND_S, MAX_SECRET_BYTES)
-            outcome.append(asyncio.run(work))
-        except Exception as exc:  # noqa: BLE001 — raised again below
-            outcome.append(exc)
+            done.set_result(asyncio.run(work))
+        except Exception as exc:  # noqa: BLE001 — raised again in the caller
+            done.set_exception(exc)
 
-    # In a thread, since the caller's may run an event loop.
-    thread = threading.Thread(target=run, name="command of a secret", daemon=True)
-    thread.start()
-    thread.join()
-    match outcome[0]:
-        case TimeoutError():
-            raise SecretFault(f"{shown} took longer than {_COMMAND_S:g} s: run it in a terminal")
-        case Exception() as exc:
-            raise SecretFault(f"{shown} can't be started: {describe_error(exc)}") from exc
-        case code, output if code:
-            raise SecretFault(f"{shown} failed (exit code {code}): run it in a terminal to see why")
-        case _, output:
-            text = output.decode("utf-8", "replace").strip("\r\n")
-    value = text if text.startswith("-----BEGIN ") else text.partition("\n")[0].rstrip("\r")
-    if not value:
-        raise SecretFault(f"{shown} printed nothing: run it in a terminal to see why")
-    return value
+    threading.Thread(target=run, name="command of a secret", daemon=True).start()
+    return done.result()
 
 
 _READERS: Final[Mapping[str, Callable[[SecretReference], str]]] = {

@@ -336,6 +336,7 @@ class VaultFiles:
         """Put a secret into the first vault that takes it."""
         found = self.get_keyring() if keyring else None
         reason = "no keyring of the operating system can be used (pip install 'indus-deck[keyring]')"
+        reason = reason if keyring else "it isn't in the keyring, as you chose"
         if found is not None:
             try:
                 return "keyring", found.put(owner, secret)
