@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from typing import Generic, ParamSpec, TypeVar
@@ -134,6 +135,23 @@ async def run_shielded(
             await undo(task.result())
         raise
     return task.result()
+
+
+def call_in_daemon_thread(name: str, function: Callable[[], T], within_s: float | None = None) -> T:
+    """Run a blocking function and wait for it, at most `within_s`; our exit doesn't wait for it.
+
+    Raises `TimeoutError` if it took longer.
+    """
+    done = Future[T]()
+
+    def work() -> None:
+        try:
+            done.set_result(function())
+        except Exception as exc:  # noqa: BLE001 — boundary: raised again in the waiting thread
+            done.set_exception(exc)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return done.result(within_s)
 
 
 async def run_in_daemon_thread(name: str, function: Callable[..., T], *arguments: object) -> T:

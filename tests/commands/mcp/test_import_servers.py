@@ -147,6 +147,17 @@ def test_words_of_an_editor_have_their_values(tmp_path: Path) -> None:
     assert servers_of(user_file())["s"]["args"] == [f"{tmp_path}/w/a", "w", f"a{os.sep}b", 5]
 
 
+@pytest.mark.parametrize("name", ["claude_desktop_config.json", ".cursor/mcp.json", ".gemini/settings.json"])
+def test_references_to_secrets_are_copied_unless_they_would_change(name: str, tmp_path: Path) -> None:
+    kept = "Bearer ${keyring:a} ${cmd:op read $X} ${file:~/t}"
+    servers = {"s": stdio(env={"A": kept}), "left": stdio(env={"A": "${file:token}"})}
+    source = written(tmp_path / name, {"mcpServers": servers})
+    done = run("mcp", "import", "--from", str(source), "--yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert servers_of(user_file())["s"]["env"] == {"A": kept}
+    assert "it needs the file 'token', relative to its own: write the full path" in done.stderr
+
+
 def test_a_newer_opencode_is_read_too(tmp_path: Path) -> None:
     content = {"mcp": {"servers": {"s": {"type": "remote", "url": "https://h/{env:K}"}}}}
     written(home(".config", "opencode", "opencode.json"), content)

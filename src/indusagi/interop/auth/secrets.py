@@ -13,9 +13,7 @@ import os
 import re
 import shlex
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
@@ -31,7 +29,7 @@ from indusagi.core.secrets import (
     is_provider_key,
     parse_secret_text,
 )
-from indusagi.core.tasks import run_in_daemon_thread
+from indusagi.core.tasks import call_in_daemon_thread, run_in_daemon_thread
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.auth.storage import VaultFiles, VaultKind, VaultRow
 
@@ -209,7 +207,8 @@ def _run_command(reference: SecretReference) -> str:
             raise ValueError("braces don't work in it, so put it into a script")
         words[0] = os.path.expanduser(words[0])
         work = run_for_output(words, env, os.path.expanduser("~"), _COMMAND_S, MAX_SECRET_BYTES + 1)
-        code, output = _run_in_own_loop(work)
+        # In a thread, since the caller's may run an event loop.
+        code, output = call_in_daemon_thread("command of a secret", lambda: asyncio.run(work))
     except TimeoutError:
         raise SecretFault(f"{shown} took longer than {_COMMAND_S:g} s: run it in a terminal") from None
     except (OSError, ValueError) as exc:
@@ -222,20 +221,6 @@ def _run_command(reference: SecretReference) -> str:
         problem = f"printed more than {MAX_SECRET_BYTES:,} bytes" if value else "printed nothing"
         raise SecretFault(f"{shown} {problem}: run it in a terminal to see why")
     return value
-
-
-def _run_in_own_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a daemon thread, since the caller's thread may run an event loop."""
-    done = Future[T]()
-
-    def run() -> None:
-        try:
-            done.set_result(asyncio.run(work))
-        except Exception as exc:  # noqa: BLE001 — raised again in the caller
-            done.set_exception(exc)
-
-    threading.Thread(target=run, name="command of a secret", daemon=True).start()
-    return done.result()
 
 
 _READERS: Final[Mapping[str, Callable[[SecretReference], str]]] = {

@@ -14,7 +14,6 @@ import glob
 import hashlib
 import json
 import os
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import field
@@ -29,6 +28,7 @@ from indusagi.core.app_dirs import locked_directory, make_private_dir, read_smal
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
+from indusagi.core.tasks import call_in_daemon_thread
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, StoredCredentials, parse_credentials
 
@@ -154,21 +154,12 @@ class KeyringVault:
 
         Raises `AuthFault` if it failed, or took too long.
         """
-        results: list[T] = []
-        failures: list[Exception] = []
-
-        def run() -> None:
-            try:
-                results.append(function())
-            except Exception as exc:  # noqa: BLE001 — boundary: third-party backends
-                failures.append(exc)
-
-        thread = threading.Thread(target=run, name="keyring", daemon=True)
-        thread.start()
-        thread.join(self._wait_s)
-        if results:
-            return results[0]
-        cause = describe_error(failures[0]) if failures else f"no answer within {self._wait_s:g} s; is it locked?"
+        try:
+            return call_in_daemon_thread("keyring", function, self._wait_s)
+        except TimeoutError:
+            cause = f"no answer within {self._wait_s:g} s; is it locked?"
+        except Exception as exc:  # noqa: BLE001 — boundary: third-party backends
+            cause = describe_error(exc)
         raise AuthFault(f"the keyring ({self.name}) cannot be used: {cause}", is_transient=True)
 
 

@@ -19,6 +19,7 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import SecretReference, SecretText, parse_secret_text
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, can_ask_user, print_notes
@@ -132,9 +133,12 @@ def _translate_server(name: str, fields: JsonValue, origin: Origin, dialect: Dia
 
 
 def _translate_variables(value: JsonValue, rule: str, folder: str) -> JsonValue:
-    """Translate the variables in a string from the syntax `rule` into ours."""
+    """Translate the variables in a string from the syntax `rule` into ours. References to secrets stay."""
     if not isinstance(value, str):
         return value
+    text = parse_secret_text(value)
+    if isinstance(text, SecretText):
+        return "".join(_keep_part(part, rule, folder) for part in text.parts)
     if rule in {"braces", "none"} and "${" in value:
         raise UntranslatableError("it has ${…} in it, which would be taken for a variable")
     if rule == "dollar":
@@ -147,6 +151,14 @@ def _translate_variables(value: JsonValue, rule: str, folder: str) -> JsonValue:
             raise UntranslatableError(f"it needs the content of the file {file!r}")
         return _BRACES.sub(r"${\2}", value)
     return value
+
+
+def _keep_part(part: str | SecretReference, rule: str, folder: str) -> str:
+    if isinstance(part, str):
+        return str(_translate_variables(part, rule, folder))
+    if part.kind == "file" and not part.name.startswith(("/", "~")):
+        raise UntranslatableError(f"it needs the file {part.name!r}, relative to its own: write the full path")
+    return part.written
 
 
 def _translate_editor_variable(kind: str, name: str | None, folder: str) -> str:
