@@ -47,7 +47,7 @@ JSON_FORMATS = {
     "ledger timeline": ("rows",),
     "ledger verify": ("file", "rows", "damage"),
     "mcp auth": ("servers",),
-    "mcp doctor": ("servers", "leftovers"),
+    "mcp doctor": ("servers", "leftovers", "plainSecrets"),
     "mcp import --dry-run": ("file", "servers"),
     "mcp list --no-check": ("servers",),
     "prompts list --no-check": ("prompts",),

@@ -161,6 +161,22 @@ def looks_secret(name: str) -> bool:
     return is_secret_name(name) or (not _HARMLESS.fullmatch(upper) and _USUALLY_SECRET.search(upper) is not None)
 
 
+def is_plain_secret(name: str, value: str) -> bool:
+    """Return whether a value is a secret, and not a path, number or placeholder under a secret's name."""
+    if holds_secret(value):
+        return True
+    if not is_secret_name(name) or _NO_SECRET.fullmatch(value.strip()):
+        return False
+    return len(value) >= _MIN_KNOWN_CHARS if asks_for_secret(name) else len(value) >= _MIN_ENCODED_CHARS
+
+
+_NO_SECRET = re.compile(
+    r"(?i)[~.]?/.*|[a-z]:\\.*|https?://.*|[\d.]+|<.*>|\[.*\]|\{.*\}|x{3,}|\*{3,}|.*\.{3}|change[-_ ]?me"
+    r"|(?:your|my|enter|insert|replace|paste)[-_ ].*|[a-z]+(?:[-_][a-z]+)*"
+)
+"""Paths, addresses, numbers, placeholders and words."""
+
+
 def asks_for_secret(text: str) -> bool:
     """Return whether a form field's name and label certainly ask for a secret; "issue key" doesn't."""
     words = re.split(r"[^A-Z0-9]+", text.upper())

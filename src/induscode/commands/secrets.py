@@ -38,6 +38,9 @@ _PLACES: Mapping[VaultKind, str] = {"keyring": "keyring", "sealed": "sealed file
     commands={
         "set": LazyCommand("store a secret", ":set_secret"),
         "list": LazyCommand("list the stored secrets and what uses them", ":list_secrets"),
+        "move": LazyCommand(
+            "move the secrets of a server's row into the store", "induscode.commands.mcp.configure:move_secrets"
+        ),
         "remove": LazyCommand("remove a secret", ":remove"),
         "check": LazyCommand("read every secret that your configuration refers to", ":check"),
     },

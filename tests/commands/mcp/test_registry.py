@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import pytest
 from tests.commands.helpers import configured, in_sandbox, servers_of, typed, user_file
 from tests.registry.mirror import entry, mirror, package
 from tests.support.scripts import run
+from tests.support.terminal import LineTerminal
 
+from indusagi.interop.auth.secrets import SecretFiles
 from induscode.commands import program
 
 if TYPE_CHECKING:
@@ -102,12 +105,30 @@ def test_a_person_is_asked_after_everything_was_shown(tmp_path: Path, answer: st
         {"name": "TOKEN", "isRequired": True}])])  # fmt: skip
     with mirror(bare) as (url, _):
         use(url)
-        done = typed(answer, "mcp", "install", "org.example/bare", "--as", "mine", cwd=tmp_path)
+        done = typed(answer, "mcp", "install", "org.example/bare", "--as", "mine", "--keep-plain", cwd=tmp_path)
     question = done.stdout.index("Add it as 'mine'?")
     assert done.stdout.index("command: uvx bare@1.2.3") < question
     assert done.stdout.index("the registry publishes no hash") < question
     assert done.stdout.index("set before it starts: TOKEN") < question
     assert (done.returncode, user_file().exists()) == ((0, True) if added else (1, False))
+
+
+@pytest.mark.process
+def test_the_secrets_that_a_server_needs_are_asked_for_and_stored(tmp_path: Path) -> None:
+    needed = [{"name": name, "isRequired": True, "isSecret": True} for name in ("API_TOKEN", "OTHER_TOKEN")]
+    bare = entry("org.example/bare", packages=[package("pypi", "bare", environmentVariables=needed)])
+    with mirror(bare) as (url, _):
+        use(url)
+        words = ("mcp", "install", "org.example/bare", "--as", "mine", "--cwd", str(tmp_path))
+        with LineTerminal(*words, environ={**os.environ}) as terminal:
+            terminal.answer("Add it as 'mine'?", "y\n")
+            terminal.answer("API_TOKEN, hidden", "typed-0123456789\n")
+            terminal.answer("OTHER_TOKEN, hidden", "\n")
+            code, shown = terminal.wait()
+    assert (code, "typed-0123456789" in shown) == (0, False)
+    row = servers_of(user_file())["mine"]
+    assert row["env"] == {"API_TOKEN": "${keyring:mine.API_TOKEN}", "OTHER_TOKEN": "${OTHER_TOKEN}"}
+    assert SecretFiles().read("mine.API_TOKEN") == "typed-0123456789"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -27,10 +28,11 @@ from indusagi.capabilities.sandbox.profile import (
     server_home,
 )
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.core.secrets import looks_secret
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, StdioServerConfig, needs_sign_in
 from induscode.cli.listing import Listing
-from induscode.cli.output import as_json, ask_consent, can_ask_user, confirm, digest_option
+from induscode.cli.output import as_json, ask_consent, can_ask_user, confirm, digest_option, print_notes
 from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
@@ -41,7 +43,7 @@ from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.config import discover_mcp_config
 from induscode.servers.config.rows import Scope, ServerRow
 from induscode.servers.config.trust import TrustStore, describe_row
-from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
+from induscode.servers.config.writer import OwnConfig, edit_own_config, own_config_path, read_own_config
 from induscode.servers.plan import (
     build_fields,
     digest_place,
@@ -51,6 +53,11 @@ from induscode.servers.plan import (
     switch_server,
 )
 from induscode.servers.remedies import format_server_command
+
+if TYPE_CHECKING:
+    from indusagi.interop.auth.secrets import SecretFiles
+    from induscode.servers.plain_secrets import SecretMove
+    from induscode.servers.registry import Installation
 
 _RELATIVE = re.compile(r"\.{1,2}(?=[/:]|$)")
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
@@ -81,6 +88,12 @@ sandbox_option = click.option(
     type=click.Choice(("off", *PROFILES)),
     help="What its process may touch; standard by default where this machine has a sandbox.",
 )
+store_option = click.option(
+    "--store-secrets/--keep-plain",
+    "stores",
+    default=None,
+    help="Store values that look like secrets apart, with references in the row; or keep them in the file.",
+)
 
 
 @define_command("add", "--cwd", cls=AddCommand)
@@ -101,6 +114,7 @@ sandbox_option = click.option(
 @click.option("--container", type=click.Choice(ENGINES), default="docker", show_default=True, help="With --image.")
 @allow_tag
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
+@store_option
 @no_check
 def add(
     context: click.Context,
@@ -109,6 +123,7 @@ def add(
     *,
     scope: str | None,
     replace: bool,
+    stores: bool | None,
     no_check: bool,
     **options: Any,
 ) -> int:
@@ -136,12 +151,12 @@ def add(
         cwd = read_invocation(context).cwd
         before = own_config_path(where, cwd) if replace else None
         fields, about = choose_sandbox(name, fields, options["profile"], cwd, before)
-        return add_server(context, name, fields, where, about, replace=replace, check=not no_check)
+        return add_server(context, name, fields, where, about, replace=replace, check=not no_check, stores=stores)
     if options["profile"] or "url" in fields:
         raise click.UsageError("--image is for a command, and can't be used with --sandbox")
     tag: JsonObject = {"allow_tag": True} if options["allow_tag"] else {}
     fields["sandbox"] = {"container": options["container"], "image": options["image"], **tag}
-    return add_server(context, name, fields, where, replace=replace, check=not no_check)
+    return add_server(context, name, fields, where, replace=replace, check=not no_check, stores=stores)
 
 
 def choose_sandbox(
@@ -212,9 +227,17 @@ def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:
 @click.argument("document", metavar="JSON|-")
 @scope_option
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
+@store_option
 @no_check
 def add_json(
-    context: click.Context, name: str, document: str, *, scope: str | None, replace: bool, no_check: bool
+    context: click.Context,
+    name: str,
+    document: str,
+    *,
+    scope: str | None,
+    replace: bool,
+    stores: bool | None,
+    no_check: bool,
 ) -> int:
     """Add the server NAME as a JSON object describes it; - reads it from standard input."""
     text = document
@@ -227,22 +250,32 @@ def add_json(
     if not is_json_object(fields):
         raise click.UsageError('The server must be a JSON object, like {"command": …}')
     where = cast("Scope", scope or "user")
-    return add_server(context, name, fields, where, replace=replace, check=not no_check)
+    return add_server(context, name, fields, where, replace=replace, check=not no_check, stores=stores)
 
 
 def add_server(
-    context: click.Context, name: str, fields: JsonObject, scope: Scope, about: str = "", *, replace: bool, check: bool
+    context: click.Context,
+    name: str,
+    fields: JsonObject,
+    scope: Scope,
+    about: str = "",
+    *,
+    replace: bool,
+    check: bool,
+    stores: bool | None = None,
 ) -> int:
     """Add a server to one of our files, start it once as a check, and return the exit code.
 
-    `about` is a line for the user.
+    `about` is a line for the user. Secrets of the row are stored apart (`stores`), or the user is asked.
     """
     invocation = read_invocation(context)
     path = own_config_path(scope, invocation.cwd)
+    parse_server_row(name, fields, path, scope)
+    former = _find_former(read_own_config(path), name, replace=replace)
+    fields = store_secrets(path, name, fields, former, stores)
     row = parse_server_row(name, fields, path, scope)
     with edit_own_config(path, private=scope == "user") as config:
-        if name in config.rows() and not replace:
-            raise click.UsageError(f"{path} has a server {name!r}: give another name, or --replace")
+        _find_former(config, name, replace=replace)
         config.put(name, fields)
     print_line(f"Added server {name!r} to {path}")
     if about:
@@ -272,6 +305,88 @@ def add_server(
         print_status(f"{other} has a server {name!r} as well, and that one is used")
         return 0
     return _check_server(invocation, name) if check else 0
+
+
+def _find_former(config: OwnConfig, name: str, *, replace: bool) -> JsonObject | None:
+    former = config.rows().get(name)
+    if former is not None and not replace:
+        raise click.UsageError(f"{config.path} has a server {name!r}: give another name, or --replace")
+    return former
+
+
+def store_secrets(
+    path: str, name: str, fields: JsonObject, former: JsonObject | None, stores: bool | None
+) -> JsonObject:
+    """Store the secrets of a row apart if the user wants that, and return the row to write."""
+    from indusagi.interop.auth.secrets import SecretFiles  # noqa: PLC0415 — imports the keyring's code
+    from induscode.servers.plain_secrets import plan_move  # noqa: PLC0415 — for a new row
+
+    store = SecretFiles()
+    move = plan_move(name, fields, store.list_rows(), former)
+    if move is None or stores is False:
+        return fields
+    if stores is None and not can_ask_user():
+        places = ", ".join(secret.place for secret in move.secrets)
+        remedy = f"indus secrets move {shlex.quote(name)} (--keep-plain: no such note)"
+        print_status(f"server {name!r}: plain text in {path} looks like a secret: {places}. To keep it apart: {remedy}")
+        return fields
+    if not stores and not ask_to_store([move]):
+        return fields
+    keep_apart(store, [move])
+    return move.build_row()
+
+
+def ask_to_store(moves: Sequence[SecretMove]) -> bool:
+    """Show what the secrets become, and ask whether to store them."""
+    print_line("These look like secrets:")
+    for move in moves:
+        for line in move.describe():
+            print_line(f"  {line}")
+    return confirm("Store them apart (indus secrets), with only references in the file?")
+
+
+def keep_apart(store: SecretFiles, moves: Sequence[SecretMove], *, quiet: bool = False) -> None:
+    """Store secrets, and say where they are. Raises `SecretFault` if one can't be stored."""
+    for move in moves:
+        move.store(store)
+    print_notes(store.notes)
+    if not quiet:
+        print_line(f"Stored: {', '.join(name for move in moves for name in move.names)} (indus secrets list)")
+
+
+@define_command("move", "--cwd")
+@click.argument("name", shell_complete=complete_server)
+@scope_option
+@click.option("--yes", is_flag=True, help="Move them without a question.")
+def move_secrets(context: click.Context, name: str, *, scope: str | None, yes: bool) -> int:
+    """Move the secrets that the row of the server NAME has in plain text into the store, after a question.
+
+    The row in our file gets references instead. There's no copy of the file, which would have the secrets. Exit code 1
+    if you decline.
+    """
+    from indusagi.interop.auth.secrets import SecretFiles  # noqa: PLC0415 — imports the keyring's code
+    from induscode.servers.plain_secrets import plan_move  # noqa: PLC0415 — for this command
+
+    path, whose = find_own_file(read_invocation(context).cwd, name, scope)
+    fields, store = read_own_config(path).rows()[name], SecretFiles()
+    move = plan_move(name, fields, store.list_rows())
+    if move is None:
+        print_line(f"Server {name!r} has no secrets in plain text in {path}")
+        return 0
+    if not yes and not can_ask_user():
+        raise click.UsageError("There is no terminal for a question; --yes moves them")
+    if not yes and not ask_to_store([move]):
+        return 1
+    keep_apart(store, [move])
+    row = move.build_row()
+    with edit_own_config(path, private=whose == "user") as config:
+        if config.rows().get(name) != fields:
+            raise click.UsageError(f"{path} has changed meanwhile: try again")
+        config.put(name, row)
+    if whose == "project":
+        give_consent(parse_server_row(name, row, path, whose))
+    print_line(f"Server {name!r} of {path} refers to them now")
+    return 0
 
 
 def _check_server(invocation: Invocation, name: str) -> int:
@@ -396,6 +511,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 @allow_tag
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @scope_option
+@store_option
 @no_check
 def install(
     context: click.Context,
@@ -411,6 +527,7 @@ def install(
     allow_tag: bool,
     replace: bool,
     scope: str | None,
+    stores: bool | None,
     no_check: bool,
 ) -> int:
     """Add the server NAME of the registry, such as io.github.owner/server, after a question.
@@ -445,4 +562,25 @@ def install(
     except click.UsageError as exc:
         print_status(f"nothing was added. {exc.message}")
         return 1
-    return add_server(context, own, made.fields, where, replace=replace, check=not no_check and not made.needed)
+    fields, needed = _ask_for_values(own, made, stores)
+    check = not no_check and not needed
+    return add_server(context, own, fields, where, replace=replace, check=check, stores=stores)
+
+
+def _ask_for_values(name: str, made: Installation, stores: bool | None) -> tuple[JsonObject, Sequence[str]]:
+    """Ask for the secrets that a server needs, store them, and return its row and what's still needed."""
+    if stores is False or not can_ask_user():
+        return made.fields, made.needed
+    from indusagi.interop.auth.secrets import SecretFiles  # noqa: PLC0415 — imports the keyring's code
+
+    store, text, needed = SecretFiles(), compact_json(made.fields), list[str]()
+    for variable in made.needed:
+        hint = f"{variable}, hidden; Enter alone: read it from the environment at each start"
+        value = click.prompt(hint, "", hide_input=True, show_default=False, err=True) if looks_secret(variable) else ""
+        if value:
+            store.set(f"{name}.{variable}", value)
+            text = text.replace(f"${{{variable}}}", f"${{keyring:{name}.{variable}}}")
+        else:
+            needed.append(variable)
+    print_notes(store.notes)
+    return json.loads(text), needed

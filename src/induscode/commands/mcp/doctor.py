@@ -56,6 +56,7 @@ from induscode.launch.invocation import Invocation
 from induscode.launch.options import define_command, read_invocation
 from induscode.servers.config.rows import ServerRow
 from induscode.servers.labels import LABELS, propose_labels
+from induscode.servers.plain_secrets import PlainRow, find_plain_rows
 from induscode.servers.plan import (
     STATE_REMEDIES,
     ServerPlan,
@@ -165,8 +166,9 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
         return code
     leftovers = find_leftover_jobs() if name is None else []
     installation = check_installation() if name is None else ()
+    plain = [row for row in find_plain_rows(invocation.cwd, os.environ) if name in {None, row.server}]
     print_notes(installation)
-    _print_report(plan, examined, leftovers, as_json=as_json)
+    _print_report(plan, examined, leftovers, plain, as_json=as_json)
     if end_leftovers:
         leftovers = [job for job in leftovers if not _end_job(job)]
     unwell = any(findings.remedy for findings in examined) or leftovers or installation
@@ -303,11 +305,17 @@ def _describe_labels(findings: _Findings) -> Sequence[str]:
 
 
 def _print_report(
-    plan: ServerPlan, examined: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool
+    plan: ServerPlan,
+    examined: Sequence[_Findings],
+    leftovers: Sequence[Receipt],
+    plain: Sequence[PlainRow],
+    *,
+    as_json: bool,
 ) -> None:
     if as_json:
         jobs: list[JsonObject] = [{"pid": job.pid, "command": job.command, "cwd": job.cwd} for job in leftovers]
-        write_json({"servers": [findings.as_json() for findings in examined], "leftovers": jobs})
+        servers, secrets = [findings.as_json() for findings in examined], [row.to_json() for row in plain]
+        write_json({"servers": [*servers], "leftovers": jobs, "plainSecrets": [*secrets]})
         return
     print_notes(note for note in plan.notes if not note.message.startswith("not started"))
     if not examined:
@@ -338,6 +346,14 @@ def _print_report(
             lines.append(f"Fix: {findings.remedy}")
         for line in lines:
             print_line(f"  {line}")
+    _print_more(leftovers, plain)
+
+
+def _print_more(leftovers: Sequence[Receipt], plain: Sequence[PlainRow]) -> None:
+    for row in plain:
+        what = f"server {row.server!r} has secrets in plain text: {', '.join(row.places)}"
+        print_line(escape_unseen(f"{row.file}: {what}"))
+        print_line(escape_unseen(f"  Fix: {row.remedy}"))
     for job in leftovers:
         print_line(f"left running by a crashed run: process {job.pid}, {job.command}")
     if leftovers:

@@ -24,7 +24,7 @@ from indusagi.interop.protocol_bridge.redaction import Redaction
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, can_ask_user, print_notes
 from induscode.cli.terminal import print_line, print_status
-from induscode.commands.mcp.configure import give_consent
+from induscode.commands.mcp.configure import ask_to_store, give_consent, keep_apart, store_option
 from induscode.deck.mcp.drift import same_json
 from induscode.launch.options import define_command, read_invocation
 from induscode.servers.clients import DEFAULT_ADDRESS, PROGRAMS, config_places, is_own_row
@@ -232,12 +232,23 @@ class _Candidate:
 )
 @click.option("--dry-run", is_flag=True, help="List the servers, and write nothing.")
 @click.option("--yes", is_flag=True, help="Copy servers of the project without a question.")
+@store_option
 @scope_option
 @as_json
 def command(
-    context: click.Context, sources: tuple[str, ...], *, dry_run: bool, yes: bool, scope: str | None, as_json: bool
+    context: click.Context,
+    sources: tuple[str, ...],
+    *,
+    dry_run: bool,
+    yes: bool,
+    stores: bool | None,
+    scope: str | None,
+    as_json: bool,
 ) -> int:
-    """Copy servers from the configuration of other programs into our own file."""
+    """Copy servers from the configuration of other programs into our own file.
+
+    The files of other programs stay as they are. Secrets in plain text go into the keyring if you agree.
+    """
     cwd = read_invocation(context).cwd
     whose = cast("Scope", scope or "user")
     path = own_config_path(whose, cwd)
@@ -269,8 +280,37 @@ def command(
         candidate.server for candidate in candidates if not candidate.conflict and _ask_copy(candidate.server, yes=yes)
     ]
     if wanted:
-        _copy_servers(path, whose, wanted, quiet=as_json)
+        _copy_servers(path, whose, _store_secrets(wanted, stores, quiet=as_json), quiet=as_json)
     return 0
+
+
+def _store_secrets(servers: Sequence[ForeignServer], stores: bool | None, *, quiet: bool) -> Sequence[ForeignServer]:
+    """Store the secrets of servers apart if the user wants that, and return the servers to copy."""
+    from indusagi.interop.auth.secrets import SecretFiles  # noqa: PLC0415 — imports the keyring's code
+    from induscode.servers.plain_secrets import plan_move  # noqa: PLC0415 — for servers to copy
+
+    store = SecretFiles()
+    taken = store.list_rows()
+    moves = {
+        server.row.id: move
+        for server in servers
+        if (move := plan_move(server.row.id, server.fields, taken)) is not None
+    }
+    if not moves or stores is False:
+        return servers
+    if stores is None and (quiet or not can_ask_user()):
+        what = f"secrets in plain text are copied, too: {', '.join(moves)}"
+        print_status(f"{what}. To keep them apart: --store-secrets, or indus secrets move NAME (--keep-plain: no note)")
+        return servers
+    if not stores and not ask_to_store([*moves.values()]):
+        return servers
+    keep_apart(store, [*moves.values()], quiet=quiet)
+    files = dict.fromkeys(server.origin.file for server in servers if server.row.id in moves)
+    print_status(f"the secrets are still in plain text in {', '.join(files)}, which stay as they are")
+    return [
+        replace(server, fields=moves[server.row.id].build_row()) if server.row.id in moves else server
+        for server in servers
+    ]
 
 
 def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) -> list[_Candidate]:
