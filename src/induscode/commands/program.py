@@ -43,6 +43,7 @@ _COMMANDS = {
     "permissions": LazyCommand("say which rule decides about a call", "induscode.commands.permissions"),
     "approvals": LazyCommand("answer the calls of a gateway that wait for you", "induscode.commands.approvals"),
     "tokens": LazyCommand("create and revoke tokens of indus serve --http", "induscode.commands.tokens"),
+    "models": LazyCommand("show which models are ready, and store their keys", "induscode.commands.models"),
     "secrets": LazyCommand("store secrets that rows and settings refer to", "induscode.commands.secrets"),
     "settings": LazyCommand("show, find and check the settings", "induscode.commands.settings"),
     "completion": LazyCommand("print the completion script of a shell", "induscode.commands.program"),
@@ -166,6 +167,14 @@ def _run_agent(invocation: Invocation, first: str = "") -> int:
     gc.disable()
     try:
         if invocation.prompt is None:
+            from anyio import run as run_async  # noqa: PLC0415 — for a session
+
+            from induscode.conversations.models import needs_key  # noqa: PLC0415 — for a session
+
+            if run_async(needs_key, invocation):
+                from induscode.commands.models import ask_for_key  # noqa: PLC0415 — only without a key
+
+                ask_for_key()
             from induscode.frontends.terminal.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
 
             return run_interactive(invocation, first)

@@ -29,7 +29,9 @@ LOCAL_PORTS = (11434, 8080, 1234)
 """Default ports of Ollama, llama.cpp and LM Studio."""
 OWN_KEY = "INDUS_API_KEY"
 """Variable with the key for `--base-url`."""
-KEY_VARIABLES = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", OWN_KEY)
+PROVIDER_KEYS = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY", "own": OWN_KEY}
+"""The variable with each provider's key, and name of the stored secret; `own` is the server of `--base-url`."""
+KEY_VARIABLES = tuple(PROVIDER_KEYS.values())
 _ADDRESS_PROBE_S = 5.0
 """Time limit for a server that the user named to list its models."""
 _PORT_PROBE_S = 0.5
@@ -64,6 +66,8 @@ class ModelChoice:
     """How `choose_model` found the model, if the user didn't name one."""
     context_window: int | None = None
     """Context window in tokens, if known."""
+    key_from: str = field(default="", compare=False)
+    """Where the key is from, for users."""
 
     @property
     def provider(self) -> tuple[str, ...]:
@@ -85,7 +89,7 @@ async def choose_model(
         NoModelError: No model is available.
         InvalidAddressError: The model server's address is invalid.
     """
-    choice = await _choose(invocation, {**environ, **await _read_keys(environ)}, ports)
+    choice = await _choose(invocation, await find_keys(environ), ports)
     if invocation.context_window is not None:
         return replace(choice, context_window=invocation.context_window)
     if choice.api == "compatible" and choice.base_url and choice.context_window is None:
@@ -103,14 +107,54 @@ def list_key_references(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {name: parse_secret_text(text) for name, text in texts.items() if parse_secret(text) is not None}
 
 
-async def _read_keys(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the keys behind references; `NoModelError` if one can't be read."""
-    from indusagi.interop.auth.secrets import SecretFault, reveal_value  # noqa: PLC0415 — for a model only
+@record
+class ModelKeys:
+    """The keys of providers: of their variables, then of the stored secrets with the same names."""
 
+    environ: Mapping[str, str] = field(repr=False)
+    references: Mapping[str, str]
+
+    def describe(self, variable: str) -> str:
+        """Describe where a key is from, or return an empty text without one."""
+        is_set, reference = bool(self.environ.get(variable, "").strip()), self.references.get(variable)
+        if reference is None:
+            return f"the variable {variable}" if is_set else ""
+        return f"{reference} in the variable {variable}" if is_set else f"the stored secret {variable}"
+
+    async def read(self, variable: str) -> str | None:
+        """Return a key, or `None` without one; `NoModelError` if it can't be read or sent."""
+        from indusagi.interop.auth.secrets import SecretFault, reveal_value  # noqa: PLC0415 — for a model only
+
+        try:
+            text = await reveal_value(self.references.get(variable, self.environ.get(variable, "")))
+        except SecretFault as exc:
+            raise NoModelError(str(exc)) from exc
+        key = text.strip()
+        if not (key.isascii() and key.isprintable()):
+            raise NoModelError(f"the key of {self.describe(variable)} has characters that no key has: copy it again")
+        if key:
+            hide_value(key)
+        return key or None
+
+
+async def find_keys(environ: Mapping[str, str]) -> ModelKeys:
+    """Find the keys without reading any."""
+    return ModelKeys(environ, await to_thread.run_sync(list_key_references, environ))
+
+
+async def needs_key(invocation: Invocation) -> bool:
+    """Return whether a key is all that a session lacks: none is set or stored, and no server of models runs here."""
+    keys = await find_keys(os.environ)
+    is_named = invocation.base_url or os.environ.get("OPENAI_BASE_URL")
+    if is_named or any(map(keys.describe, KEY_VARIABLES)):
+        return False
     try:
-        return await reveal_value(await to_thread.run_sync(list_key_references, environ))
-    except SecretFault as exc:
-        raise NoModelError(str(exc)) from exc
+        await choose_model(invocation, os.environ)
+    except NoModelError:
+        return True
+    except InvalidAddressError:  # the session says so
+        pass
+    return False
 
 
 async def choose_agent_model(
@@ -128,22 +172,22 @@ async def choose_agent_model(
     return choice
 
 
-async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int]) -> ModelChoice:
+async def _choose(invocation: Invocation, keys: ModelKeys, ports: Sequence[int]) -> ModelChoice:
+    environ = keys.environ
     base_url = invocation.base_url or environ.get("OPENAI_BASE_URL") or None
     for address in (base_url, environ.get("ANTHROPIC_BASE_URL")):
         if address:
             _check_address(address)
     if invocation.model:
-        return _parse_model(invocation.model, base_url, from_flag=invocation.base_url is not None, environ=environ)
+        return await _parse_model(invocation.model, base_url, from_flag=invocation.base_url is not None, keys=keys)
     if base_url is not None:
         served = await _probe_server(base_url)
         if served is None:
             raise NoModelError(f"{hide_in_urls(base_url)} does not list its models: name one with --model")
-        return _add_key(served, environ)
-    if environ.get("ANTHROPIC_API_KEY"):
-        return _parse_model(f"anthropic:{ANTHROPIC_DEFAULT}", None, from_flag=False, environ=environ)
-    if environ.get("OPENAI_API_KEY"):
-        return _parse_model(f"openai:{OPENAI_DEFAULT}", None, from_flag=False, environ=environ)
+        return await _add_key(served, keys)
+    for provider, model in (("anthropic", ANTHROPIC_DEFAULT), ("openai", OPENAI_DEFAULT)):
+        if keys.describe(PROVIDER_KEYS[provider]):
+            return await _parse_model(f"{provider}:{model}", None, from_flag=False, keys=keys)
     return await _find_local_model(ports)
 
 
@@ -157,31 +201,31 @@ def _check_address(address: str) -> None:
         raise InvalidAddressError(message) from None
 
 
-def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: Mapping[str, str]) -> ModelChoice:
+async def _parse_model(model: str, base_url: str | None, *, from_flag: bool, keys: ModelKeys) -> ModelChoice:
     provider, colon, name = model.partition(":")
     # Local model names have colons too ("qwen3:8b"), so recognise the two providers only.
     if colon and name and provider == "anthropic":
-        address = base_url if from_flag else environ.get("ANTHROPIC_BASE_URL") or None
-        return _add_key(ModelChoice("anthropic", name, address), environ)
+        address = base_url if from_flag else keys.environ.get("ANTHROPIC_BASE_URL") or None
+        return await _add_key(ModelChoice("anthropic", name, address), keys)
     if colon and name and provider == "openai":
-        return _add_key(ModelChoice("compatible" if from_flag else "openai", name, base_url), environ)
+        return await _add_key(ModelChoice("compatible" if from_flag else "openai", name, base_url), keys)
     if base_url is None and (model == "local" or provider == "local"):
         raise NoModelError(
             f"--model {model}: indus no longer runs models itself; start Ollama or llama.cpp, then name the model "
             "with --base-url http://127.0.0.1:11434/v1"
         )
     if base_url is None and (known := _KNOWN_NAMES.match(model)):
-        choice = _parse_model(f"{known.lastgroup}:{model}", None, from_flag=False, environ=environ)
+        choice = await _parse_model(f"{known.lastgroup}:{model}", None, from_flag=False, keys=keys)
         return replace(choice, note=f"--model {model} means {choice.label}")
     if base_url is None:
         raise NoModelError(
             f"--model {model}: whose model is it? Say anthropic:{model} or openai:{model}, "
             "or give the address of its server with --base-url"
         )
-    return _add_key(ModelChoice("compatible", model, base_url), environ)
+    return await _add_key(ModelChoice("compatible", model, base_url), keys)
 
 
-def _add_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
+async def _add_key(choice: ModelChoice, keys: ModelKeys) -> ModelChoice:
     """Add the API key for a model's address.
 
     A provider's key goes to the provider or to the address in the matching variable. It never goes to an address from
@@ -191,16 +235,13 @@ def _add_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
         NoModelError: The provider requires a key, and none is set.
     """
     prefix = "ANTHROPIC" if choice.api == "anthropic" else "OPENAI"
-    is_usual = choice.base_url in {None, environ.get(f"{prefix}_BASE_URL")}
+    is_usual = choice.base_url in {None, keys.environ.get(f"{prefix}_BASE_URL")}
     variable = f"{prefix}_API_KEY" if is_usual else OWN_KEY
-    key = environ.get(variable, "").strip() or None
-    if key is not None and not (key.isascii() and key.isprintable()):
-        raise NoModelError(f"{variable} has characters that no key has: copy it again")
-    if key is not None:
-        hide_value(key)
+    key = await keys.read(variable)
     if key is None and choice.base_url is None:
-        raise NoModelError(f"{choice.label} needs a key: set {prefix}_API_KEY")
-    return replace(choice, api_key=key)
+        login = f"indus models login {prefix.lower()}"
+        raise NoModelError(f"{choice.label} needs a key: {login}, or set {prefix}_API_KEY")
+    return replace(choice, api_key=key, key_from=keys.describe(variable))
 
 
 async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
@@ -217,7 +258,8 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
         if (served := models[url]) is not None:
             return replace(served, note=f"no key is set: using {served.name} at {url}")
     raise NoModelError(
-        "no model is set up. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on this machine "
+        "no model is set up. Store a key (`indus models login anthropic`, or openai), or set ANTHROPIC_API_KEY or "
+        "OPENAI_API_KEY; or start a server on this machine "
         "(`ollama serve`, `llama-server`), which indus detects; or name one with --base-url URL --model NAME"
     )
 

@@ -117,8 +117,26 @@ def test_without_a_terminal_or_on_a_dumb_one_there_is_one_clear_error(setup: Ter
 def test_without_a_model_the_session_says_so_and_ends(setup: TerminalSetup) -> None:
     environ = {"OPENAI_BASE_URL": "", "OPENAI_API_KEY": "", "OLLAMA_HOST": "127.0.0.1:9"}
     with setup.open(model=False, environ=environ) as terminal:
+        terminal.wait_for("Paste a key of Anthropic or OpenAI")
+        terminal.type("\r")
         assert terminal.wait_for_end() != 0
         assert "model" in terminal.text
+
+
+def test_a_key_is_pasted_once_unseen_and_used(setup: TerminalSetup) -> None:
+    environ = {"OPENAI_API_KEY": "", "OPENAI_BASE_URL": ""}
+    with setup.open(model=False, environ=environ) as terminal:
+        terminal.wait_for("Paste a key of Anthropic or OpenAI")
+        terminal.type("sk-pasted-0123456789\r")
+        terminal.wait_for_prompt()
+        assert terminal.leave() == 0
+        assert "sk-pasted" not in terminal.text + terminal.output
+    environ["OPENAI_BASE_URL"] = f"{setup.server.url}/v1"
+    with setup.open(script=(says("Hello."),), environ=environ) as terminal:
+        terminal.enter("hi")
+        terminal.wait_for_answer("Hello.")
+        assert terminal.leave() == 0
+    assert setup.server.headers[-1]["authorization"] == "Bearer sk-pasted-0123456789"
 
 
 # -- answers and input ------------------------------------------------------------------------------

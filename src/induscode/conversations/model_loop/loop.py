@@ -252,8 +252,10 @@ class RunState:
 class ModelLoop:
     """Client for one model. It owns the connection, so enter it before the first run."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, key_from: str = "") -> None:
         self._model = ListingModel(model)
+        self._key_from = key_from
+        """Where the key is from, for the message if it's refused."""
         self._text_only = False
         self._has_ends = True
         """Whether a stream without an end is incomplete: some servers never send one."""
@@ -292,7 +294,7 @@ class ModelLoop:
         except failures.UserError as exc:
             result = RunResult(reason="error", message=str(exc))
         except failures.AgentRunError as exc:
-            fault = to_model_fault(exc, self._model.base_url)
+            fault = to_model_fault(exc, self._model.base_url, self._key_from)
             result = RunResult(reason="error", message=str(fault), fault=fault)
         finally:
             forget()
@@ -322,7 +324,11 @@ class ModelLoop:
                     pass
                 response = stream.get()
         except (failures.UserError, failures.AgentRunError) as exc:
-            fault = to_model_fault(exc, self._model.base_url) if isinstance(exc, failures.AgentRunError) else exc
+            fault = (
+                to_model_fault(exc, self._model.base_url, self._key_from)
+                if isinstance(exc, failures.AgentRunError)
+                else exc
+            )
             raise RpcError(SAMPLING_FAILED, f"the model gave no answer: {fault}") from exc
         used = RunUsage(requests=1)
         used.incr(response.usage)
@@ -566,5 +572,5 @@ async def open_loop(choice: ModelChoice, telemetry: CallTelemetry | None = None)
                 include_model_request_parameters=False,
             ),
         )
-    async with ModelLoop(model) as loop:
+    async with ModelLoop(model, choice.key_from) as loop:
         yield loop

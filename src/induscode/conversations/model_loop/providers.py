@@ -64,7 +64,7 @@ _KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
 )
 
 
-def to_model_fault(error: failures.AgentRunError, address: str | None = None) -> ModelFault:
+def to_model_fault(error: failures.AgentRunError, address: str | None = None, key_from: str = "") -> ModelFault:
     """Convert a model error to a fault with a remedy."""
     if not isinstance(error, failures.ModelAPIError):
         message = f"the model did not answer as it should: {error}"
@@ -77,5 +77,6 @@ def to_model_fault(error: failures.AgentRunError, address: str | None = None) ->
     message = hide_secrets(message)  # some providers repeat the key
     for category, kind, remedy in _KINDS:
         if isinstance(error, category):
-            return ModelFault(kind, message, remedy)
+            is_key = kind == "auth" and key_from
+            return ModelFault(kind, message, f"{remedy}, which is from {key_from}: indus models" if is_key else remedy)
     return ModelFault("server", message)
