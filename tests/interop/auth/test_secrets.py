@@ -6,6 +6,7 @@ import copy
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
@@ -29,7 +30,6 @@ from indusagi.interop.protocol_bridge.redaction import Redaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 VALUE = "correct/horse battery+staple"
 
@@ -101,6 +101,24 @@ def test_a_stored_secret_comes_back_and_its_file_is_private(
     assert not store.remove("github.token")
     with pytest.raises(SecretFault, match=r"no secret 'github\.token' is stored: indus secrets set github\.token"):
         store.read("github.token")
+
+
+@pytest.mark.parametrize("environ", [{}, {KEY_VARIABLE: "another key of some length"}])
+def test_a_sealed_secret_says_which_key_it_needs(environ: dict[str, str], tmp_path: Path) -> None:
+    sealed_store(tmp_path).set("a", VALUE)
+    with pytest.raises(SecretFault, match=rf"the secret 'a' can't be opened: .*{KEY_VARIABLE}"):
+        SecretFiles(str(tmp_path / "s"), environ=environ, find_keyring=lambda: None).read("a")
+
+
+def test_a_file_of_another_secret_is_not_opened_in_its_place(tmp_path: Path) -> None:
+    """Write access to the files must not be enough to send one server's secret to another."""
+    store = sealed_store(tmp_path)
+    for name in ("a", "b"):
+        store.set(name, f"the value of {name}")
+    rows = store.list_rows()
+    Path(rows["a"].path).write_text(Path(rows["b"].path).read_text("utf-8").replace('"b"', '"a"'), "utf-8")
+    with pytest.raises(SecretFault, match="damaged, or was sealed by another key"):
+        store.read("a")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "12", "x" * 65, "é", "a\n", "a}"])

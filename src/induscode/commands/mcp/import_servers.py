@@ -139,7 +139,7 @@ def _translate_variables(value: JsonValue, rule: str, folder: str) -> JsonValue:
     text = parse_secret_text(value)
     if isinstance(text, SecretText):
         return "".join(_keep_part(part, rule, folder) for part in text.parts)
-    if rule in {"braces", "none"} and "${" in value:
+    if rule in {"braces", "secrets"} and "${" in value:
         raise UntranslatableError("it has ${…} in it, which would be taken for a variable")
     if rule == "dollar":
         return _BARE.sub(r"${\1}", value)

@@ -29,20 +29,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-Expansion: TypeAlias = Literal["none", "shell", "dollar", "editor", "braces"]
+Expansion: TypeAlias = Literal["none", "secrets", "shell", "dollar", "editor", "braces"]
 """`shell`: `${X}` and `${X:-y}`; `dollar`: also `$X`; `editor`: `${env:X}`, `${userHome}`, …;
-`braces`: `{env:X}` and `{file:path}`. All have references to secrets: `${keyring:X}`, `${file:path}`, `${cmd:line}`."""
+`braces`: `{env:X}` and `{file:path}`. All but `none` have references to secrets: `${keyring:X}`, `${file:path}`,
+`${cmd:line}`; `secrets` has nothing else."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _VARIABLES: dict[Expansion, str] = {
-    "none": r"(?!)",
+    "secrets": r"(?!)",
     "shell": rf"\$\{{({_NAME})(?::-([^}}]*))?\}}",
     "dollar": rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})",
     "editor": r"\$\{([A-Za-z]+)(?::([^}]*))?\}",
     "braces": r"\{(env|file):([^}]*)\}",
 }
 PATTERNS: dict[Expansion, re.Pattern[str]] = {
-    rule: re.compile(f"{REFERENCE}|{text}") for rule, text in _VARIABLES.items()
+    "none": re.compile(r"(?!)"),
+    **{rule: re.compile(f"{REFERENCE}|{text}") for rule, text in _VARIABLES.items()},
 }
 """The references `expand` replaces."""
 _MAX_FILE_BYTES = 64 * 1024
@@ -411,20 +413,20 @@ DIALECTS: dict[str, Dialect] = {
     for dialect in (
         Dialect("codex", "shell", codex, _has("mcp_servers")),
         Dialect("opencode-v2", "braces", opencode_v2, _is_opencode_v2),
-        Dialect("zed", "none", zed, _has("context_servers")),
+        Dialect("zed", "secrets", zed, _has("context_servers")),
         Dialect("amp", "shell", amp, _has("amp.mcpServers")),
         Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
         Dialect("qwen", "dollar", gemini, None, _HAS_MCP_SERVERS),
         Dialect("windsurf", "editor", windsurf, None, _HAS_MCP_SERVERS),
         Dialect("copilot", "shell", copilot, None, _HAS_MCP_SERVERS),
-        Dialect("cline", "none", cline, None, _HAS_MCP_SERVERS),
+        Dialect("cline", "secrets", cline, None, _HAS_MCP_SERVERS),
         Dialect(
             "claude-code",
             "shell",
             claude_code,
             lambda document: _HAS_MCP_SERVERS(document) or _has_claude_servers(document),
         ),
-        Dialect("claude-desktop", "none", mcp_servers, _HAS_MCP_SERVERS),
+        Dialect("claude-desktop", "secrets", mcp_servers, _HAS_MCP_SERVERS),
         Dialect("cursor", "editor", mcp_servers, _HAS_MCP_SERVERS),
         Dialect("opencode", "braces", opencode, _has("mcp")),
         Dialect(

@@ -13,6 +13,7 @@ from indusagi.interop import StdioServerConfig, StreamableHttpServerConfig
 from indusagi.interop.auth import secrets
 from induscode.boot.plans import plan_servers
 from induscode.launch.invocation import Invocation
+from induscode.servers.config import parse_given_rows, server_config_from_row
 from induscode.servers.config.dialects import DIALECTS, UnresolvedVariableError
 from induscode.servers.config.rows import Origin, ServerRow, parse_row
 from induscode.servers.config.trust import TrustStore, describe_row, server_identity
@@ -21,6 +22,7 @@ from induscode.servers.plan import build_config_facts, build_reference_facts
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from indusagi.core.json import JsonObject
     from induscode.servers.config.rows import Scope
 
 KEYRING, FILE, CMD = "${keyring:gh}", "${file:~/token}", "${cmd:op read op://v/i/f --token abcdef}"
@@ -51,6 +53,15 @@ def test_every_dialect_keeps_references_in_every_value(dialect: str, written: st
     for text in (*process.args, process.env["A"], remote.url, remote.headers["A"], remote.proxy):
         assert isinstance(text, SecretText)
         assert written in text
+
+
+def test_rows_of_an_editor_or_a_program_have_no_references() -> None:
+    """An editor may hand on the servers of a project that nobody has agreed to."""
+    fields: JsonObject = {"url": URL, "headers": {"A": KEYRING, "B": CMD}}
+    (row,), _ = parse_given_rows({"s": fields}, "the editor")
+    for config in (row.resolve({}), server_config_from_row({"name": "s", **fields})):
+        assert isinstance(config, StreamableHttpServerConfig)
+        assert [type(text) for text in config.headers.values()] == [str, str]
 
 
 def test_a_variable_next_to_a_reference_is_expanded_and_never_becomes_one() -> None:
