@@ -67,9 +67,9 @@ class ProcessSite:
         return [str(json.loads(line)["call"]) for line in lines]
 
 
-async def _start(home: Path, flags: Sequence[str], env: Mapping[str, str], stack: AsyncExitStack) -> str:
+async def start_gateway(home: Path, flags: Sequence[str], env: Mapping[str, str], stack: AsyncExitStack) -> str:
     """Start a gateway, and return its address."""
-    words = ["--http", "127.0.0.1:0", "--no-token", "--profile", "none", "--approvals", "ask", *flags]
+    words = ["--http", "127.0.0.1:0", "--profile", "none", *flags]
     log = home / "log"
     with log.open("wb") as out:
         command = [sys.executable, "-m", "induscode", "serve", *words]
@@ -93,6 +93,11 @@ async def _start(home: Path, flags: Sequence[str], env: Mapping[str, str], stack
                 raise RuntimeError(said)
             await anyio.sleep(0.1)
     return f"{found[1].rstrip('/').removesuffix('/mcp')}/mcp"
+
+
+def build_environment(home: Path) -> dict[str, str]:
+    """Build the variables of a gateway, or a command, with a home of its own."""
+    return {**os.environ, **dict.fromkeys(_VARIABLES, str(home)), "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 @asynccontextmanager
@@ -125,15 +130,11 @@ async def open_processes(folder: Path, count: int, wait_s: int) -> AsyncGenerato
             rule = {"effect": "ask", "rule": _TOOL, "workspace": None, "server": None, "pin": None}
             (home / "indus" / "permissions.json").write_text(json.dumps({"version": 1, "rules": [rule]}), "utf-8")
             (home / "indus" / "settings.json").write_text(json.dumps({"approvals.wait_s": wait_s}), "utf-8")
-            env = {
-                **os.environ,
-                **dict.fromkeys(_VARIABLES, str(home)),
-                "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            }
-            flags = ["--mcp", str(home / "servers.json")]
+            env = build_environment(home)
+            flags = ["--no-token", "--approvals", "ask", "--mcp", str(home / "servers.json")]
             if broker is not None:
                 flags += ["--cluster", broker.url, "--node", name, "--cluster-key", str(key)]
-            sites.append(ProcessSite(home, effects, client, await _start(home, flags, env, stack)))
+            sites.append(ProcessSite(home, effects, client, await start_gateway(home, flags, env, stack)))
         yield sites
         for site in sites:
             site.store.close()

@@ -353,6 +353,16 @@ async def test_a_refusal_is_noted_once_in_the_ledger(store: TokenStore) -> None:
     assert token not in json.dumps(events)
 
 
+async def test_a_relay_locks_principals_out_and_takes_no_token(store: TokenStore) -> None:
+    token = await put(store, "ci", calls_per_day=1)
+    await change(store, "alice", "principal", revoked_ms=1)
+    book = TokenBook(store)
+    book.takes_tokens = False
+    await book.load()
+    assert book.find(token, "") is None
+    assert book.find_end(ClientIdentity(principal="alice", credential="principal")) != ""
+
+
 async def test_a_locked_principal_and_the_name_of_a_token_are_refused_to_access_tokens(store: TokenStore) -> None:
     await put(store, "ci")
     await change(store, "alice", "principal", revoked_ms=1)
@@ -364,6 +374,18 @@ async def test_a_locked_principal_and_the_name_of_a_token_are_refused_to_access_
     await change(store, "alice", "principal", revoked_ms=0)
     await book.load()
     assert book.find_end(clients[0]) == book.find_end(ClientIdentity()) == ""
+
+
+async def test_a_file_that_is_removed_or_replaced_is_read_again(store: TokenStore) -> None:
+    token = await put(store, "ci")
+    async with served(store) as host:
+        assert await host.list_tools(token) != 401
+        await to_thread.run_sync(lambda: [path.unlink() for path in Path(store.path).parent.glob("tokens.db*")])
+        await host.book.poll()
+        assert await host.list_tools(token) == 401
+        other = await put(store, "ci")
+        await host.book.poll()
+        assert (await host.list_tools(token), await host.list_tools(other) != 401) == (401, True)
 
 
 def test_a_damaged_file_keeps_a_gateway_from_starting(store: TokenStore) -> None:

@@ -310,6 +310,10 @@ async def _serve_relay(config: ServerConfig, options: ServeOptions) -> int:
         _announce_stdio(options, what)
         settings = options.settings
         if settings is not None and settings.auth is not None:
-            settings = replace(settings, auth=replace(settings.auth, on_note=print_note))
+            from induscode.gateway.token_book import TokenBook  # noqa: PLC0415 — over HTTP only
+
+            book = TokenBook()
+            book.takes_tokens = False  # they have views and budgets
+            settings = replace(settings, named=book, auth=replace(settings.auth, on_note=print_note))
         code = await _serve(host, settings, signals, what, anyio.Event(), options)
     return code or signals.code

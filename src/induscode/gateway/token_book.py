@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-POLL_S: Final = 0.5
+POLL_S: Final = 0.25
 """How often changes of other processes are read, and uses written."""
 _PARTS: Final = 100
 """A process takes a budget's calls in parts of this fraction, since one at a time would cost a transaction each."""
@@ -69,6 +69,8 @@ class TokenBook:
         self, store: TokenStore | None = None, default: Budget | None = None, node: str = "", grant: Grant | None = None
     ) -> None:
         """Open the book of a gateway. A cluster has the name of this `node`, and a `grant` that all nodes share."""
+        self.takes_tokens = True
+        """False: only principals are locked out."""
         self.store = store or TokenStore()
         self.on_ended: Listeners[[]] = Listeners()
         self.on_changed: Listeners[[]] = Listeners()
@@ -79,7 +81,7 @@ class TokenBook:
         """Called with a token's identity on its first request here."""
         self._grant = grant or self._take_part
         self._default, self._node = default or Budget(), node
-        self._version: int | None = None
+        self._version: tuple[int, ...] | None = None
         self._entries: Mapping[tuple[str, str], TokenEntry] = {}
         self._by_digest: Mapping[bytes, TokenEntry] = {}
         self._accepted: frozenset[str] = frozenset()
@@ -95,7 +97,7 @@ class TokenBook:
 
     def find(self, token: str, peer: str) -> ClientIdentity | str | None:
         """Return the identity of a token's client, or why it's refused; None if it isn't a named token."""
-        if not is_token(token):
+        if not self.takes_tokens or not is_token(token):
             return None
         digest = hash_token(token)
         entry = self._by_digest.get(digest)

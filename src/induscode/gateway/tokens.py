@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.sqlite import DatabaseFormat, connect, prepare_database_file, read_pragma, transaction
+from indusagi.core.sqlite import DatabaseFormat, connect, file_identity, prepare_database_file, read_pragma, transaction
 from indusagi.core.time import DAY_MS, iso_utc, now_ms
 
 FILE: Final = "tokens.db"
@@ -218,18 +218,24 @@ class TokenStore:
         self.path = path or os.path.join(state_dir(), FILE)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, ...] = ()
+        """Of the opened file."""
 
-    def read_version(self) -> int:
-        """Return a number that changes with every change of another process; -1 without a file."""
+    def read_version(self) -> tuple[int, ...]:
+        """Return numbers that change with every change of another process; none without a file."""
         with self._lock:
-            if self._connection is None and not os.path.lexists(self.path):
-                return -1
-            return read_pragma(self._open(), "data_version")
+            try:
+                identity = file_identity(self.path)
+            except FileNotFoundError:
+                identity = ()
+            if identity != self._identity:  # removed, or replaced
+                self.close()
+            return (*identity, read_pragma(self._open(), "data_version")) if identity else ()
 
     def list_entries(self) -> Sequence[TokenEntry]:
         """List all entries by name."""
         with self._lock:
-            if self.read_version() < 0:
+            if not self.read_version():
                 return ()
             rows = self._open().execute("SELECT facts FROM entries ORDER BY kind DESC, name").fetchall()
         return [TokenEntry.parse(json.loads(row[0])) for row in rows]
@@ -280,7 +286,7 @@ class TokenStore:
     def list_uses(self) -> Sequence[TokenUse]:
         """List the use of all owners on all machines."""
         with self._lock:
-            if self.read_version() < 0:
+            if not self.read_version():
                 return ()
             return [TokenUse(**json.loads(row[0])) for row in self._open().execute("SELECT facts FROM uses")]
 
@@ -296,4 +302,5 @@ class TokenStore:
             prepare_database_file(self.path)
             # Used under the lock, by one thread after the other.
             self._connection = connect(self.path, _FORM, any_thread=True)
+            self._identity = file_identity(self.path)
         return self._connection

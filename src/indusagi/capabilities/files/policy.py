@@ -44,7 +44,7 @@ _IN_HOME = {
     _OURS: ".indus .indusvx",
 }
 _IN_CONFIG = {_GIT: "git", _SHELL: "fish autostart systemd environment.d", _OURS: "indus indusvx"}
-_DATABASES = ("ledger.db", "calls.db", "tasks.db")
+_DATABASES = ("ledger.db", "calls.db", "tasks.db", "tokens.db")
 _IN_STATE = (
     *("cluster.key", "serve-token", "conversations", "credentials", "secrets", "addons"),
     *(name + suffix for name in _DATABASES for suffix in ("", "-wal", "-shm", "-journal")),
