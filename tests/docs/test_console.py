@@ -36,7 +36,7 @@ NOT_RUN = {
     "network": 5,
     "minutes": 12,
     "brokers": 4,
-    "authorization server": 1,
+    "authorization server": 4,
     "browser": 2,
     "model server": 1,
     "without the extra": 1,

@@ -252,7 +252,7 @@ async def follow(content: GatewayContent, *endpoints: Endpoint) -> AsyncGenerato
     """Run the content's own requests to these servers, and wait for them at the end of the block."""
     known = {endpoint.config.id: endpoint for endpoint in endpoints}
     fleet = cast("Any", content._bridge).fleet
-    fleet.endpoint, fleet.endpoints = known.get, lambda: [*known.values()]
+    fleet.find_session, fleet.endpoints = known.get, lambda: [*known.values()]
     async with anyio.create_task_group() as tasks:
         content.follow(tasks)
         yield

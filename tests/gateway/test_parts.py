@@ -50,7 +50,7 @@ def open_content(*items: BridgeCapability, **options: bool) -> GatewayContent:
     endpoints = [
         SimpleNamespace(config=SimpleNamespace(id=server), known_items=dict[str, Any]().get) for server in servers
     ]
-    fleet = SimpleNamespace(endpoints=lambda: endpoints)
+    fleet = SimpleNamespace(endpoints=lambda: endpoints, users=None, name_session=str)
     enrolment = SimpleNamespace(disabled=[], list_servers=lambda: servers)
     bridge = cast("Any", SimpleNamespace(fleet=fleet, enrolment=enrolment))
     content.open(bridge, cast("Any", SimpleNamespace(list_items=list_items)), lambda server: server == "ourselves")
@@ -292,6 +292,7 @@ async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monke
         session=SimpleNamespace(mcp=SimpleNamespace(wake=wake)),
         node=None,
         approvals=None,
+        user_sign_ins=None,
     )
     ours = page.GatewayPage(cast("Any", gateway))
     assert (await ours._sign_in("one")).url == "https://issuer.example/authorize"

@@ -225,7 +225,7 @@ class AuthlibServer:
             if request.method == "GET":
                 button = '<button id="allow" name="allow" value="yes">Allow</button>'
                 return HTMLResponse(f'<title>Sign in</title><form method="post">{button}</form>')
-            person = PERSON if form.get("allow") == "yes" else None
+            person = (form.get("person") or PERSON) if form.get("allow") == "yes" else None
             answer = server.create_authorization_response(oauth, person, grant=grant)
             target = add_params_to_uri(answer.headers["location"], {"iss": self.issuer})
             return RedirectResponse(target, 302)

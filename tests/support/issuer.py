@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from joserfc import jws
 from joserfc.jwk import ECKey, RSAKey
@@ -70,7 +70,12 @@ class Issuer:
             "jwks_uri": f"{self.url}/keys",
             "introspection_endpoint": f"{self.url}/introspect",
             "token_endpoint": f"{self.url}/token",
+            "authorization_endpoint": f"{self.url}/authorize",
+            "registration_endpoint": f"{self.url}/register",
+            "code_challenge_methods_supported": ["S256"],
         }
+        self.codes: dict[str, tuple[str, dict[str, str]]] = {}
+        """Whom a code is for, and the request it answers."""
         self.forms: list[dict[str, str]] = []
         """Requests for tokens, in their order."""
         self.refuses_exchange = False
@@ -116,9 +121,29 @@ class Issuer:
             self.credentials.append(headers.get("authorization", ""))
             token = body.decode().partition("token=")[2].partition("&")[0]
             return 200, self.active.get(token, {"active": False})
+        if path == "/register" and method == "POST":
+            return 201, {"client_id": "page"}
+        if path == "/token" and b"authorization_code" in body:
+            return self._redeem(dict(parse_qsl(body.decode())))
         if path == "/token" and method == "POST":
             return self._issue(dict(parse_qsl(body.decode())), headers.get("authorization", ""))
         return 404, {}
+
+    def authorize(self, url: str, person: str) -> str:
+        """Sign a person in, and return where the browser goes with the code."""
+        query = dict(parse_qsl(urlsplit(url).query))
+        code = f"code-{len(self.codes)}"
+        self.codes[code] = person, query
+        return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}"
+
+    def _redeem(self, form: dict[str, str]) -> tuple[int, Any]:
+        """Issue a token for a code."""
+        person, query = self.codes.pop(form["code"], ("", {}))
+        challenge = encode(hashlib.sha256(form["code_verifier"].encode()).digest())
+        if not person or (query["redirect_uri"], query["code_challenge"]) != (form["redirect_uri"], challenge):
+            return 400, {"error": "invalid_grant"}
+        token = self.mint(query["resource"], sub=person, client_id=query["client_id"], scope=query["scope"])
+        return 200, {"access_token": token, "token_type": "Bearer", "expires_in": 600}
 
     def _issue(self, form: dict[str, str], authorization: str) -> tuple[int, Any]:
         """Issue a token by client credentials, or in exchange for another one (RFC 8693)."""

@@ -176,14 +176,14 @@ async def sdk_site() -> AsyncGenerator[tuple[SdkAuthServer, ProtectedServer]]:
         yield issuer, server
 
 
-async def sign_in_by_http(url: str, *, allow: bool = True) -> str:
+async def sign_in_by_http(url: str, *, allow: bool = True, person: str = "") -> str:
     """Sign in as a person with a browser would, and return the address that the browser ends at."""
     async with httpx2.AsyncClient() as browser:
         page = await browser.get(url)
         if page.status_code == 302:  # a server that signs in every visitor
             return page.headers["location"]
         page.raise_for_status()
-        answer = await browser.post(url, data={"allow": "yes" if allow else "no"})
+        answer = await browser.post(url, data={"allow": "yes" if allow else "no", "person": person})
         assert answer.status_code == 302, answer.text
         return answer.headers["location"]
 

@@ -43,6 +43,9 @@ current_subject: ContextVar[SubjectToken | None] = ContextVar("current_subject",
 """Access token of the client that this task works for."""
 acting_subject: ContextVar[SubjectToken | None] = ContextVar("acting_subject", default=None)
 """The same, while sending the client's call to a server. A handshake or listing in the same task is our own."""
+current_user: ContextVar[str] = ContextVar("current_user", default="")
+"""The host's user that this task works for, by issuer and subject (`ClientIdentity.user`); empty without access tokens.
+Servers that every user signs in to are called over this user's own session."""
 current_client: ContextVar[CallingClient | None] = ContextVar("current_client", default=None)
 """The host's client that this task works for."""
 current_agent: ContextVar[str] = ContextVar("current_agent", default="")

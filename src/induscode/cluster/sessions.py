@@ -234,6 +234,7 @@ class ClusterSessions:
             "body": request.body.decode("latin-1"),
             "owner": identity.owner.hex(),
             "principal": identity.principal,
+            "user": identity.user,
             "client_id": identity.client_id,
             "scopes": cast("JsonValue", scopes),
             "view": identity.view,
@@ -338,6 +339,7 @@ class ForwardedConnection:
         request.identity = ClientIdentity(
             owner=owner,
             principal=str(frame.get("principal", "")),
+            user=str(frame.get("user", "")),
             client_id=str(frame.get("client_id", "")),
             scopes=frozenset(map(str, scopes)) if isinstance(scopes, list) else None,
             credential=credential,  # only session requests are forwarded, never the page or `/health`

@@ -98,7 +98,7 @@ class GatewayParts:
             from induscode.gateway.page.access import PageAccess  # noqa: PLC0415 — over HTTP only
             from induscode.gateway.page.site import PageSite  # noqa: PLC0415 — over HTTP only
 
-            self.site = PageSite(PageAccess(), options.page)
+            self.site = PageSite(PageAccess() if self.book is None else PageAccess(self.book.find_end), options.page)
         self.settings = settings = options.settings
         if settings is not None:
             from induscode.calls.telemetry import CallMetrics  # noqa: PLC0415 — over HTTP only
@@ -199,6 +199,12 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         )
         checks = context.hooks.limit_checks(checks)
         gateway = Gateway(session, context, checks, content, parts.lines, approvals, parts.book)
+        if parts.settings is not None and parts.settings.auth is not None:
+            from induscode.gateway.user_sign_ins import UserSignIns  # noqa: PLC0415 — with access tokens
+
+            users = UserSignIns(session.mcp, lambda: parts.site.url if parts.site else "", parts.book)
+            users.sessions.on_ready.add(content.restore_user)
+            gateway.user_sign_ins = await stack.enter_async_context(users)
         if checks.flow is not None:
             checks.flow.connect(session.mcp)
             parts.tasks.on_adopted.add(checks.flow.adopt_task)

@@ -43,6 +43,7 @@ from indusagi.interop.protocol_bridge.uris import (
     matches_template,
     normalize_uri,
 )
+from indusagi.runtime.calls import current_user
 from indusagi.runtime.contract import JsonContentBlock, ToolOutcome
 from induscode.deck.mcp.content import ContentRefused, DeniedContent, ServerContent
 
@@ -102,7 +103,7 @@ class GatewayContent:
         self._clients: dict[ContentClient, Callable[[str], bool]] = {}
         """Each with a predicate for the servers it can see."""
         self._listeners: dict[tuple[str, str], list[Callable[[], None]]] = {}
-        """By server and server URI."""
+        """By session and server URI."""
         self.on_task_status: Listeners[[JsonObject]] = Listeners()
         """Receives task notifications from servers."""
         self._items: dict[ItemKind, KnownItems] = {}
@@ -140,11 +141,19 @@ class GatewayContent:
     def handle_event(self, event: FleetEvent) -> None:
         """Restore the clients' subscriptions and log level on a server that came back up."""
         if event.event == "phase" and event.status.phase is EndpointPhase.READY and self._tasks is not None:
-            watched = [uri for server, uri in self._listeners if server == event.server]
-            self._tasks.start_soon(self._restore, event.server, watched)
+            self._start_restore(event.server)
 
-    async def _restore(self, server: str, watched: Sequence[str]) -> None:
-        endpoint = None if self._bridge is None else self._bridge.fleet.endpoint(server)
+    def restore_user(self, endpoint: ServerEndpointImpl, _user: str) -> None:
+        """Restore the subscriptions and log level of a user on the user's session that has come up, in its task."""
+        if self._bridge is not None:
+            self._start_restore(self._bridge.fleet.name_session(endpoint.config.id))
+
+    def _start_restore(self, session: str) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(self._restore, session, [uri for key, uri in self._listeners if key == session])
+
+    async def _restore(self, session: str, watched: Sequence[str]) -> None:
+        endpoint = None if self._bridge is None else self._bridge.fleet.find_session(session)
         if endpoint is None or endpoint.facts is None:
             return
         try:
@@ -249,6 +258,10 @@ class GatewayContent:
     def list_tools(self) -> Sequence[BridgeCapability]:
         """List the enrolled tools of all servers."""
         return () if self._bridge is None else self._bridge.ledger.live_capabilities()
+
+    def name_session(self, server: str) -> str:
+        """Name the session that this task's requests to a server go over."""
+        return server if self._bridge is None else self._bridge.fleet.name_session(server)
 
     async def wake(self, server: str) -> ServerEndpointImpl:
         """Start a server if it's asleep and return its endpoint; `RpcError` while the gateway is opening."""
@@ -409,7 +422,8 @@ class GatewayContent:
         await self.listed.wait()
         if self._content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
-        server, own = key = self._find_allowed_resource(uri)
+        server, own = self._find_allowed_resource(uri)
+        key = self.name_session(server), own
         listeners = self._listeners.setdefault(key, [])
         listeners.append(listener)
 
@@ -419,7 +433,7 @@ class GatewayContent:
             if not listeners and self._listeners.get(key) is listeners:
                 del self._listeners[key]
                 if self._tasks is not None:
-                    self._tasks.start_soon(self._unwatch, server, own)
+                    self._tasks.start_soon(self._unwatch, *key)
 
         try:
             endpoint = await self._content.open_item(RemoteToolRef(server, own, "resource"))
@@ -435,9 +449,9 @@ class GatewayContent:
             raise
         return stop
 
-    async def _unwatch(self, server: str, uri: str) -> None:
-        endpoint = None if self._bridge is None else self._bridge.fleet.endpoint(server)
-        if endpoint is None or (server, uri) in self._listeners:
+    async def _unwatch(self, session: str, uri: str) -> None:
+        endpoint = None if self._bridge is None else self._bridge.fleet.find_session(session)
+        if endpoint is None or (session, uri) in self._listeners:
             return
         try:
             await endpoint.unwatch_resource(uri)
@@ -471,9 +485,9 @@ class GatewayContent:
 
         Servers may report parts: https://modelcontextprotocol.io/specification/2025-11-25/schema#resourceupdatednotificationparams.
         """
-        found: list[Callable[[], None]] = []
+        found, session = list[Callable[[], None]](), self.name_session(server)
         for (owner, watched), listeners in self._listeners.items():
-            if owner == server and uri.startswith(watched):
+            if owner == session and uri.startswith(watched):
                 rest = uri[len(watched) :]
                 if not rest or rest.startswith("/") or watched.endswith("/"):
                     found += listeners
@@ -497,10 +511,12 @@ class GatewayContent:
         """Tell the servers that a client's log level or roots changed."""
         if self._tasks is None or self._bridge is None:
             return
-        for endpoint in self._bridge.fleet.endpoints():
+        users, sessions = self._bridge.fleet.users, [(one.config.id, one) for one in self._bridge.fleet.endpoints()]
+        sessions += () if users is None else users.list_sessions(client.user)
+        for session, endpoint in sessions:
             if endpoint.phase is EndpointPhase.READY and endpoint.facts is not None:
                 if method != _ROOTS_CHANGED:
-                    self._tasks.start_soon(self._restore, endpoint.config.id, ())
+                    self._tasks.start_soon(self._restore, session, ())
                 elif endpoint.facts.era == "legacy" and client in self._with_roots(endpoint.config.id):
                     endpoint.notify(_ROOTS_CHANGED)
 
@@ -514,8 +530,13 @@ class GatewayContent:
         return await with_roots[0].ask("roots/list", params)
 
     def _with_roots(self, server: str) -> Sequence[ContentClient]:
-        """List the clients with roots that can see a server."""
-        return [client for client, shows in self._clients.items() if "roots" in client.capabilities and shows(server)]
+        """List the clients with roots that can see a server; only the user's where each user signs in to it."""
+        is_own = self.name_session(server) != server
+        return [
+            client
+            for client, shows in self._clients.items()
+            if "roots" in client.capabilities and shows(server) and (not is_own or client.user == current_user.get())
+        ]
 
 
 def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
     from induscode.gateway.token_book import Grant, TokenBook
+    from induscode.gateway.user_sign_ins import UserSignIns
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks
     from induscode.permissions.call_facts import CallFacts
@@ -303,6 +304,7 @@ class Gateway:
         self._changing = anyio.Lock()
         self._lines = lines
         self.approvals, self.book = approvals, book
+        self.user_sign_ins: UserSignIns | None = None
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
 
@@ -311,11 +313,9 @@ class Gateway:
         """Sign-ins to servers. Clients may start one only if the gateway serves a single user on this machine."""
         from induscode.gateway.sign_in import GatewaySignIns  # noqa: PLC0415 — only for servers with a sign-in
 
-        address, http = self._context.address, self._context.options.settings
-        is_local = address is None or address.host in {"127.0.0.1", "::1", "localhost"}
-        # With access tokens, several users share the gateway.
-        is_personal = is_local and (http is None or http.auth is None)
-        return GatewaySignIns(self._bridge, self._started_ms, is_personal=is_personal)
+        address, users = self._context.address, self.user_sign_ins  # with access tokens, several share the gateway
+        is_personal = users is None and (address is None or address.host in {"127.0.0.1", "::1", "localhost"})
+        return GatewaySignIns(self._bridge, self._started_ms, users, is_personal=is_personal)
 
     def waits_for_sign_in(self) -> bool:
         """Return whether any server needs a sign-in."""

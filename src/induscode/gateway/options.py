@@ -206,6 +206,13 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
         f"ask the issuer about each token, as this client; its secret is in {SECRET_VARIABLE}.",
         variable=SECRET_VARIABLE,
     ),
+    _auth.value(
+        "--page-client",
+        "CLIENT_ID",
+        "the client by which browsers sign in to the page at the issuer, with its secret in "
+        f"{SECRET_VARIABLE} if it has one; by default, indus registers one.",
+        variable=SECRET_VARIABLE,
+    ),
     _auth.switch("--require-dpop", "refuse tokens that are not bound to a key (DPoP)."),
     _auth.switch("--dpop-nonce", "refuse DPoP proofs without a nonce of ours."),
     _serving.of(
@@ -425,7 +432,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSettings:
     """Build the access-token settings."""
-    from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings  # noqa: PLC0415 — few serve with it
+    from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, PageClient, ResourceSettings  # noqa: PLC0415 — few serve with it
 
     params = context.params
     issuer = params["auth"]
@@ -436,14 +443,15 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
     elif settings.host in EVERYWHERE:
         message = f"--auth on {settings.host} needs --public-url: tokens are issued for the URL that clients use"
         raise click.UsageError(message)
-    introspection = None
-    if params["introspect"] is not None:
+    introspection, secret = None, ""
+    if params["introspect"] is not None or params["page_client"] is not None:
         from indusagi.interop.auth.secrets import SecretFault, reveal_variable  # noqa: PLC0415 — as above
 
         try:
             secret = reveal_variable(SECRET_VARIABLE, os.environ)
         except SecretFault as exc:
             raise click.UsageError(f"{SECRET_VARIABLE}: {exc}") from exc
+    if params["introspect"] is not None:
         if not secret:
             raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}")
         introspection = IntrospectionClient(client_id=params["introspect"], client_secret=secret)
@@ -453,6 +461,7 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
         audiences=params["audience"],
         accepts_any_type=params["any_token_type"],
         introspection=introspection,
+        page_client=PageClient(client_id=params["page_client"] or "", client_secret=secret or None),
         requires_dpop=params["require_dpop"],
         requires_nonce=params["dpop_nonce"],
     )

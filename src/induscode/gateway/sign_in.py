@@ -1,9 +1,10 @@
-"""Sign-ins started by gateway clients, for a gateway on its user's machine.
+"""Sign-ins started by gateway clients.
 
-A call that fails for lack of a sign-in asks the client to open the sign-in page (elicitation in URL mode:
-https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation), then goes on. A server whose tools are
-unknown until a sign-in gets a single tool that does the same. The redirect arrives on a loopback address, so a gateway
-for other machines offers neither.
+For a gateway on its user's machine: a call that fails for lack of a sign-in asks the client to open the sign-in page
+(elicitation in URL mode: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation), then goes on. A
+server whose tools are unknown until a sign-in gets a single tool that does the same. The redirect arrives on a loopback
+address, so a gateway for other machines offers neither. With access tokens, users sign in on its page
+(`user_sign_ins`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.interop.auth.callback import listen_for_redirect
-from indusagi.interop.auth.contract import AuthFault, AuthSettings, DeviceCode, RedirectReceiver
+from indusagi.interop.auth.contract import SIGN_IN_WAIT_S, AuthFault, AuthSettings, DeviceCode, RedirectReceiver
 from indusagi.interop.protocol_bridge.client.handlers import Caller, current_caller
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
@@ -28,11 +29,13 @@ from indusagi.interop.protocol_bridge.contract import (
     qualify_tool_name,
 )
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.runtime.calls import current_user
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
     from induscode.deck.mcp.boot import BootedBridge
+    from induscode.gateway.user_sign_ins import UserSignIns
 
 _TOOL = "sign_in"
 
@@ -43,11 +46,13 @@ class GatewaySignIns:
     If it `is_personal`, its clients belong to this machine's user, who may sign in through them.
     """
 
-    def __init__(self, bridge: BootedBridge, started_ms: int, *, is_personal: bool) -> None:
+    def __init__(self, bridge: BootedBridge, started_ms: int, users: UserSignIns | None, *, is_personal: bool) -> None:
         self._bridge = bridge
+        self._users = users
         self._started_ms = started_ms
         self.is_personal = is_personal
-        self._locks: dict[str, anyio.Lock] = {}
+        self._locks: dict[tuple[str, str], anyio.Lock] = {}
+        """By server and user."""
         self._saved: dict[str, int] = {}
         """Storage time of the last sign-in tried, by server."""
 
@@ -84,15 +89,20 @@ class GatewaySignIns:
     async def sign_in(self, server: str) -> str | None:
         """Sign in to a server through the calling client. Return the problem, or `None` if the call may go on."""
         config, caller = self._bridge.plan.configs.get(server), current_caller.get()
+        users = self._users if self._users is not None and server in self._users.list_servers() else None
         command = f"server {server!r} needs a sign-in: {format_server_command('login', server)}"
         elicitation = None if caller is None else caller.capabilities.get("elicitation")
         can_open_pages = isinstance(elicitation, dict) and "url" in elicitation
-        if config is None or caller is None or not can_open_pages or not self.is_personal:
+        if config is None or caller is None or not can_open_pages or not (self.is_personal or users):
             return command
-        lock = self._locks.setdefault(server, anyio.Lock())
+        user = "" if users is None else current_user.get()
+        lock = self._locks.setdefault((server, user), anyio.Lock())
         if lock.locked():
             async with lock:
                 return None  # another call signed in, or the retry will tell why not
+        if users is not None:
+            async with lock:
+                return await self._sign_in_user(users, server, user, caller)
         async with lock:
             from induscode.servers.sign_in import sign_in_to_server  # noqa: PLC0415 — for a sign-in
 
@@ -103,6 +113,20 @@ class GatewaySignIns:
             status = self._bridge.fleet.status_of(server)
             if status is not None and status.phase is not EndpointPhase.READY:
                 await self._bridge.fleet.wake(server)
+        return None
+
+    async def _sign_in_user(self, users: UserSignIns, server: str, user: str, caller: Caller) -> str | None:
+        """Have a user open our page, and wait for the sign-in there."""
+        link = users.build_link(server)
+        try:
+            if not link:
+                raise AuthFault("the page is off")
+            asked = await ask_to_open(caller, link, f"Sign in to the server {server!r}.")
+            with anyio.fail_after(SIGN_IN_WAIT_S):
+                await users.wait_signed_in(server, user)
+        except (AuthFault, RpcError, TimeoutError) as exc:
+            return f"not signed in: {exc}"
+        caller.notify("notifications/elicitation/complete", {"elicitationId": asked})
         return None
 
     async def wake_signed_in(self) -> None:
@@ -125,7 +149,7 @@ class GatewaySignIns:
 class PagePrompt:
     """Prompts a user by having someone open the sign-in page: `open_page` gets its address and a message."""
 
-    def __init__(self, server: str, open_page: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, server: str, open_page: Callable[..., Awaitable[object]]) -> None:
         self._server, self._open_page = server, open_page
 
     @asynccontextmanager
@@ -143,9 +167,11 @@ class PagePrompt:
         await self._open_page(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
 
 
-async def ask_to_open(caller: Caller, url: str, message: str) -> None:
-    """Ask a client to open a page; `AuthFault` if its user declines."""
-    params = {"mode": "url", "elicitationId": new_ulid(), "url": url, "message": message}
+async def ask_to_open(caller: Caller, url: str, message: str) -> str:
+    """Ask a client to open a page, and return the id of the question; `AuthFault` if its user declines."""
+    asked = new_ulid()
+    params = {"mode": "url", "elicitationId": asked, "url": url, "message": message}
     result = await caller.ask("elicitation/create", {**params})
     if result.get("action") != "accept":
         raise AuthFault("the sign-in was declined")
+    return asked

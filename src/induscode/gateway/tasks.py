@@ -151,11 +151,17 @@ class GatewayTasks:
         own = str(task.get("taskId"))
         if len(own) > _MAX_ID_CHARS:
             raise RpcError(INVALID_PARAMS, f"server {exchange.server!r} has a task id of {len(own):,} characters")
-        row = TaskRow(secrets.token_urlsafe(_ID_BYTES), exchange.server, own, _digest(owner), _find_end(task))
+        row = TaskRow(
+            secrets.token_urlsafe(_ID_BYTES),
+            self._content.name_session(exchange.server),
+            own,
+            _digest(owner),
+            _find_end(task),
+        )
         held = HeldTask(row, created=_read_time(task.get("createdAt")) or 0.0)
         if self._handles is not None:
             await self._seal(held, self._handles)
-        earlier = self._by_own.get((row.server, own))
+        earlier = self._by_own.get((row.session, own))
         if earlier is not None and earlier.row.owner == row.owner and earlier.sealed is None:
             held.row = replace(row, id=earlier.row.id)
         if earlier is not None:  # the server restarted and counts from one: the old task is gone
@@ -183,12 +189,12 @@ class GatewayTasks:
         sealed = None if self._handles is None else self._handles.unseal(task_id)
         if sealed is None:
             return None
-        row = TaskRow(task_id, sealed.server, sealed.own, sealed.owner, sealed.expires_ms)
+        row = TaskRow(task_id, self._content.name_session(sealed.server), sealed.own, sealed.owner, sealed.expires_ms)
         return HeldTask(row, created=sealed.created, sealed=sealed)
 
     def _hold(self, held: HeldTask) -> None:
         self._held[held.row.id] = held
-        key = (held.row.server, held.row.own)
+        key = (held.row.session, held.row.own)
         known = self._by_own.get(key)
         if known is None or known.created <= held.created:  # a sealed handle may be older than the current task
             self._by_own[key] = held
@@ -205,8 +211,8 @@ class GatewayTasks:
     def _forget(self, held: HeldTask) -> None:
         self._finish(held, ToolResult.error("The end of the task was not seen.", code="unfinished"))
         self._held.pop(held.row.id, None)
-        if self._by_own.get((held.row.server, held.row.own)) is held:
-            del self._by_own[held.row.server, held.row.own]
+        if self._by_own.get((held.row.session, held.row.own)) is held:
+            del self._by_own[held.row.session, held.row.own]
 
     async def _find(self, task_id: str, owner: bytes) -> HeldTask:
         """Find a task by its owner; for anyone else it doesn't exist (`RpcError`)."""
@@ -387,7 +393,8 @@ class GatewayTasks:
 
     def receive(self, params: JsonObject) -> None:
         """Pass a server's task notification to the clients following the task."""
-        held = self._by_own.get((current_server.get() or "", str(params.get("taskId"))))
+        session = self._content.name_session(current_server.get() or "")
+        held = self._by_own.get((session, str(params.get("taskId"))))
         if held is None or not is_task(params):
             return
         task = read_task(params)
@@ -473,12 +480,18 @@ class TaskRow:
 
     id: str
     """The id the client knows."""
-    server: str
+    session: str
+    """The session with its server (`ServerFleetImpl.name_session`)."""
     own: str
     """The server's id."""
     owner: str
     """Digest of the client's token or principal."""
     expires_ms: int
+
+    @property
+    def server(self) -> str:
+        """Its server."""
+        return self.session.partition("\n")[0]
 
 
 class TaskMap:
@@ -513,10 +526,10 @@ class TaskMap:
         """Write a row, replacing earlier ones for the same task. Raises like `read_all`."""
         with self._lock:
             connection = self._open()
-            connection.execute("DELETE FROM tasks WHERE server = ? AND own = ?", (row.server, row.own))
+            connection.execute("DELETE FROM tasks WHERE server = ? AND own = ?", (row.session, row.own))
             connection.execute(
                 f"INSERT INTO tasks ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
-                (row.id, row.server, row.own, row.owner, row.expires_ms),
+                (row.id, row.session, row.own, row.owner, row.expires_ms),
             )
 
     def close(self) -> None:

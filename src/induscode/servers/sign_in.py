@@ -20,8 +20,8 @@ from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from indusagi.interop.auth.callback import CALLBACK_PATH, SIGN_IN_WAIT_S, listen_for_redirect, read_redirect, read_state
-from indusagi.interop.auth.contract import AuthFault, ServerAuth
+from indusagi.interop.auth.callback import CALLBACK_PATH, listen_for_redirect, read_redirect, read_state
+from indusagi.interop.auth.contract import SIGN_IN_WAIT_S, AuthFault, ServerAuth
 from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles, StoredRow
 from indusagi.interop.protocol_bridge.client.start import reveal_config

@@ -92,9 +92,11 @@ class Bridge:
         self.asked.append(("list", server, kind))
         self.disabled = (*self.disabled, *self.disabled_by_listing)
 
-    async def wake(self, server: str) -> None:
-        self.asked.append(("wake", server))
-        self.awake.add(server)
+    async def reach(self, server: str) -> Any:
+        if server not in {*self.awake, "gone"}:
+            self.asked.append(("wake", server))
+            self.awake.add(server)
+        return self.endpoint(server)
 
     async def request(self, method: str, params: JsonObject, **_: object) -> JsonObject:
         self.asked.append((method, params))

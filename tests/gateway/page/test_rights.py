@@ -153,7 +153,7 @@ class Served:
             data = {"form_key": "", "action": "x"}
             if "cookie" in headers and self.site is not None:
                 found = self.site.access.find(cast("Any", SimpleNamespace(headers=headers)))
-                data["form_key"] = found or ""
+                data["form_key"] = "" if found is None else found.form_key
         async with self.client.stream(method, f"{self.url}{path}", data=data, headers=headers) as response:
             return response.status_code
 
@@ -177,7 +177,7 @@ async def served(tokens: TokenMode, page: PageMode, monkeypatch: pytest.MonkeyPa
         session = SimpleNamespace(
             mcp=SimpleNamespace(disabled=()), invocation=SimpleNamespace(cwd="/w"), fleet=SimpleNamespace()
         )
-        return SimpleNamespace(session=session, node=None, list_waiting=list_waiting)
+        return SimpleNamespace(session=session, node=None, list_waiting=list_waiting, user_sign_ins=None)
 
     async def list_waiting() -> list[str]:
         return []

@@ -77,7 +77,7 @@ class Source:
     store: Any = None
     run: str = ""
     done: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    node = None
+    node = user_sign_ins = browser_sign_ins = None
 
     @property
     def session(self) -> Any:

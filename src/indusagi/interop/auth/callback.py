@@ -18,12 +18,10 @@ from contextlib import asynccontextmanager
 from typing import Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from indusagi.interop.auth.contract import AuthFault, AuthSettings
+from indusagi.interop.auth.contract import SIGN_IN_WAIT_S, AuthFault, AuthSettings
 from indusagi.interop.auth.metadata import check_endpoint, split_address
 
 CALLBACK_PATH: Final = "/callback"
-SIGN_IN_WAIT_S: Final = 300.0
-"""How long the user has to sign in."""
 _MAX_HEAD_BYTES: Final = 32 * 1024
 _HEAD_WAIT_S: Final = 10.0
 _CONNECTIONS: Final = 32
@@ -71,7 +69,7 @@ class RedirectListener:
     """
 
     def __init__(
-        self, redirect_uri: str, show: Callable[[str], Awaitable[None]], wait_s: float = SIGN_IN_WAIT_S
+        self, redirect_uri: str, show: Callable[[str], Awaitable[object]], wait_s: float = SIGN_IN_WAIT_S
     ) -> None:
         self.redirect_uri = redirect_uri
         self._show = show
@@ -159,7 +157,7 @@ def _build_response(status: int, phrase: str, text: str) -> bytes:
 async def listen_for_redirect(
     settings: AuthSettings,
     registered: Sequence[str],
-    show: Callable[[str], Awaitable[None]],
+    show: Callable[[str], Awaitable[object]],
     wait_s: float = SIGN_IN_WAIT_S,
 ) -> AsyncGenerator[RedirectListener]:
     """Listen for one redirect: at the configured address or port, else where the client is registered, else anywhere.

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, field
-from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
@@ -36,6 +36,8 @@ RegistrationSource: TypeAlias = Literal["configured", "metadata_document", "dyna
 GRANTS: tuple[Grant, ...] = get_args(Grant)
 AUTH_METHODS: tuple[AuthMethod, ...] = get_args(AuthMethod)
 _SOURCES: tuple[RegistrationSource, ...] = get_args(RegistrationSource)
+SIGN_IN_WAIT_S: Final = 300.0
+"""How long the user has to sign in."""
 INTERACTIVE_GRANTS: frozenset[Grant] = frozenset({"authorization_code", "device_code"})
 """Grants that need the user."""
 
@@ -61,11 +63,14 @@ class SignInRequired(AuthFault):
         name: Configured name of the resource.
         problem: Predicate of a sentence about it.
         kind: Kind of the resource.
+        remedy: How its user signs in, if that's not by a command.
     """
 
-    def __init__(self, name: str, problem: str = "needs a sign-in", kind: ResourceKind = "server") -> None:
-        self.problem = f"{problem}: {LOGIN_COMMANDS[kind]} {shlex.quote(name)}"
-        """The problem, and the command that fixes it."""
+    def __init__(
+        self, name: str, problem: str = "needs a sign-in", kind: ResourceKind = "server", remedy: str = ""
+    ) -> None:
+        self.problem = f"{problem}: {remedy or f'{LOGIN_COMMANDS[kind]} {shlex.quote(name)}'}"
+        """The problem, and what fixes it."""
         super().__init__(f"{kind} {name!r} {self.problem}")
 
 
@@ -120,6 +125,8 @@ class AuthSettings:
     identity_provider: IdentityProvider | None = None
     dpop: bool | None = None
     """Bind tokens to a key (RFC 9449). `None`: only if the server or the issuer requires it."""
+    per_user: bool = False
+    """Whether each user of a gateway with access tokens signs in, instead of its operator for all."""
     header_command: tuple[str, ...] = ()
     """Command that prints headers as a JSON object. Replaces OAuth, and runs again after a 401."""
 
@@ -361,6 +368,10 @@ class ServerAuth:
     store: CredentialStore = field(repr=False, compare=False)
     prompt: SignInPrompt | None = field(default=None, repr=False, compare=False)
     """`None`: a needed sign-in raises `SignInRequired`."""
+    user: str = ""
+    """Whose sign-in it is, if each user of a gateway has one (`ClientIdentity.user`)."""
+    remedy: str = ""
+    """How that user signs in; empty: by a command."""
 
 
 # -- used by transports ---------------------------------------------------------------------

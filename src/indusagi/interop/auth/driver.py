@@ -81,7 +81,7 @@ class AuthDriver(AuthIO):
 
     def require_sign_in(self, problem: str = "needs a sign-in") -> SignInRequired:
         """Build the fault that sends the user to the command."""
-        return SignInRequired(self._name, problem, self._kind)
+        return SignInRequired(self._name, problem, self._kind, self.auth.remedy)
 
     async def find_challenge(self) -> Challenge | None:
         """Send the server a request without credentials and return its challenge, if any."""

@@ -67,6 +67,8 @@ class SignInRequest:
     """Issuer of the last sign-in, preferred if the server names several."""
     issuer: IssuerMetadata | None = None
     """The issuer, if known without discovery."""
+    resource: ResourceMetadata | None = None
+    """The server's metadata, with a known issuer."""
 
 
 async def sign_in(io: AuthIO, request: SignInRequest) -> StoredCredentials:
@@ -78,7 +80,7 @@ async def sign_in(io: AuthIO, request: SignInRequest) -> StoredCredentials:
     # A token is for the server: it must not cross the network unencrypted (RFC 6750 §5.3).
     check_endpoint(request.server_url, "address", get_origin_of(request.server_url))
     if request.issuer is not None:
-        found = Discovery(issuer=request.issuer)
+        found = Discovery(issuer=request.issuer, resource=request.resource)
     else:
         found = await discover(io, request.server_url, settings, request.challenge, request.previous_issuer)
         _check_issuer(found.issuer.issuer, settings, request.previous_issuer)
@@ -377,7 +379,8 @@ async def register_client(
     is_device = settings.grant == "device_code"
     document: dict[str, JsonLike] = {
         "client_name": CLIENT_NAME,
-        "application_type": "native",
+        # A gateway's own page is a web client (OpenID Connect Dynamic Client Registration 1.0 §2).
+        "application_type": "web" if redirect_uri.startswith("https:") else "native",
         "grant_types": [_DEVICE_GRANT if is_device else "authorization_code", "refresh_token"],
         "token_endpoint_auth_method": method,
     }

@@ -239,6 +239,8 @@ class VaultFiles:
     """Name of the default directory."""
     items: ClassVar[str]
     """What the store holds, for messages."""
+    may_be_plain: ClassVar[bool] = True
+    """Whether secrets may be stored as plain text."""
 
     def __init__(
         self,
@@ -317,7 +319,7 @@ class VaultFiles:
         """Read a row's secret from its vault; raises `AuthFault` if that isn't available here."""
         if row.vault == "keyring":
             return self._require_keyring().get(row.owner, row.secret)
-        if row.vault == "plain":
+        if row.vault == "plain" and self.may_be_plain:
             return row.secret
         if self._sealed is None:
             raise AuthFault(f"{row.path} is sealed: set {KEY_VARIABLE} to the key")
@@ -335,10 +337,18 @@ class VaultFiles:
                 reason = str(exc)
         if self._sealed is not None:
             return "sealed", self._sealed.put(owner, secret)
+        if not self.may_be_plain:
+            raise AuthFault(f"{self.items} are stored sealed only, and {reason}: set {KEY_VARIABLE}", is_transient=True)
         note = Note(self.items, f"stored as plain text that only you can read; {reason}", f"or set {KEY_VARIABLE}")
         if note not in self.notes:
             self.notes.append(note)
         return "plain", secret
+
+    def require_vault(self) -> None:
+        """Raise `AuthFault` if secrets can only be stored as plain text."""
+        if self.get_keyring() is None and self._sealed is None:
+            remedy = f"set {KEY_VARIABLE} to a key (openssl rand -hex 32), or unlock a keyring"
+            raise AuthFault(f"{self.items} are stored sealed only: {remedy}")
 
     def _require_keyring(self) -> KeyringVault:
         keyring = self.get_keyring()
@@ -454,11 +464,14 @@ class CredentialFiles(VaultFiles):
         key = _parse_key(facts)
         return None if key is None else f"{key.resource} {_digest(key)}"
 
+    def build_facts(self, key: CredentialKey) -> JsonObject:
+        """Build what a file says about its sign-in."""
+        return {"issuer": key.issuer, "resource": key.resource, "client": key.client}
+
     def _save(self, credentials: StoredCredentials) -> None:
         key = credentials.key
-        facts: JsonObject = {"issuer": key.issuer, "resource": key.resource, "client": key.client}
         try:
-            self.write_file(self._path(key), facts, compact_json(credentials.to_json()))
+            self.write_file(self._path(key), self.build_facts(key), compact_json(credentials.to_json()))
         except OSError as exc:
             raise AuthFault(f"the sign-in of {key.resource} cannot be stored: {exc}", is_transient=True) from exc
 

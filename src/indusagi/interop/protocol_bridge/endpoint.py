@@ -45,6 +45,7 @@ from indusagi.interop.protocol_bridge.contract import (
     RemoteTool,
     ServerConfig,
     SlowStart,
+    StdioServerConfig,
     is_terminal_phase,
     needs_sign_in,
     parse_call_result,
@@ -58,6 +59,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     is_transient,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+from indusagi.runtime.calls import current_user
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
@@ -112,6 +114,9 @@ class ServerEndpointImpl:
         self._start_watch: StartWatch | None = None
         self._request_timed_out = asyncio.Event()
         self._config = config
+        auth = None if isinstance(config, StdioServerConfig) else config.auth
+        self._user = auth.user if auth is not None and auth.settings.per_user else None
+        """Whose session it is where each user signs in; empty: nobody's, for lists alone."""
         self._session_factory = session_factory
         self._open_session = open_session
         self._before_list = before_list
@@ -427,7 +432,7 @@ class ServerEndpointImpl:
 
     async def watch_resource(self, uri: str) -> None:
         """Subscribe to updates of a resource (`notifications/resources/updated`)."""
-        self._require_ready()
+        self._require_user()
         try:
             if self._watches is not None:
                 await self._watches.watch_resource(uri)
@@ -442,7 +447,7 @@ class ServerEndpointImpl:
 
     async def watch_task(self, task_id: str) -> None:
         """Subscribe to changes of a modern server's task (`notifications/tasks`); legacy servers send them unasked."""
-        self._require_ready()
+        self._require_user()
         if self._watches is not None:
             self._watches.watch_task(task_id)
 
@@ -461,8 +466,8 @@ class ServerEndpointImpl:
         Raises `ProtocolFault` if it isn't ready, refuses, times out or is cancelled, or the connection is lost.
         """
         session, clock = self._session, asyncio.get_running_loop().time
-        if session is None or self.phase is not EndpointPhase.READY:
-            session = self._require_ready()
+        if session is None or self._user is not None or self.phase is not EndpointPhase.READY:
+            session = self._require_user()
         arguments = {} if args is None else args
         if not is_json_object(arguments):
             detail = FaultDetail(server=self._config.id, reason="malformed")
@@ -527,7 +532,7 @@ class ServerEndpointImpl:
 
         `tasks/result` waits for a task's result in both eras.
         """
-        session = self._require_ready()
+        session = self._require_user()
         progress = None if on_progress is None else partial(_report_progress, on_progress)
         try:
             return await session.call(method, params or {}, progress)
@@ -552,6 +557,13 @@ class ServerEndpointImpl:
         if isinstance(exc, RequestTimeoutError):
             self._request_timed_out.set()
         return to_protocol_fault(exc, self._config, site, subject=subject)
+
+    def _require_user(self) -> ClientSession:
+        """Return the session for a request, or raise `ProtocolFault`: it isn't ready, or it's another user's."""
+        if self._user not in {None, current_user.get()}:
+            message = f"server {self._config.id!r}: this session belongs to another user"
+            raise ProtocolFault("not_connected", message, detail=FaultDetail(server=self._config.id))
+        return self._require_ready()
 
     def _require_ready(self) -> ClientSession:
         session = self._session

@@ -47,6 +47,7 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.endpoint import BeforeList, EndpointEvent, ServerEndpointImpl
 from indusagi.interop.protocol_bridge.owner import ServerLeases, ServerOwner, Waiting
+from indusagi.interop.protocol_bridge.users import BuildAuth, FindSignedIn, ReportEvent, UserSessions, name_session
 from indusagi.runtime.contract import ToolResult
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ _MOVE_S = 60.0
 """How long calls wait while a server moves to another node."""
 _MOVE_PAUSE_S = 0.05
 
-CallCheck: TypeAlias = Callable[[RemoteToolRef], ToolResult | None]
+CallCheck: TypeAlias = Callable[[RemoteToolRef, ServerEndpointImpl], ToolResult | None]
 """Runs before each call once its server is up; a returned result replaces the call."""
 
 
@@ -128,6 +129,8 @@ class ServerFleetImpl:
         """Problems of the configuration."""
         self.leases = ServerLeases()
         """Servers in use by sub-agents."""
+        self.users: UserSessions | None = None
+        """Sessions of a gateway's users with the servers that each of them signs in to; `None`: nobody has one."""
         self._listeners: list[Callable[[FleetEvent], None]] = []
 
     async def start(self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None) -> None:
@@ -169,19 +172,32 @@ class ServerFleetImpl:
             await self.tear_down()
             raise
 
-    def _make_owner(self, server: ServerConfig, waiting: Waiting | None) -> ServerOwner:
+    def open_users(self, build_auth: BuildAuth, find_signed_in: FindSignedIn) -> UserSessions:
+        """Call the servers that each user signs in to over a session of the user's own."""
+
+        def make_owner(server: ServerConfig, user: str, report: ReportEvent) -> ServerOwner:
+            return self._make_owner(server, "asleep", user, report)
+
+        self.users = UserSessions(make_owner, build_auth, find_signed_in)
+        return self.users
+
+    def _make_owner(
+        self, server: ServerConfig, waiting: Waiting | None, user: str = "", report: ReportEvent | None = None
+    ) -> ServerOwner:
         def make_endpoint(config: ServerConfig) -> ServerEndpointImpl:
             return ServerEndpointImpl(
                 config,
                 handlers=self._handlers,
-                on_event=lambda event: self._report(owner, event),
+                on_event=lambda event: (report or self._report)(owner, event),
                 policy=self._policy,
                 history=self.history,
                 open_session=self._open_session,
-                before_list=self._before_list,
+                before_list=None if user else self._before_list,
             )
 
-        owner = ServerOwner(server, make_endpoint, self._supervision, self._pacer, waiting, self._kinds)
+        # A user's session lists only its tools, for their marks.
+        kinds = () if user else self._kinds
+        owner = ServerOwner(server, make_endpoint, self._supervision, self._pacer, waiting, kinds, user)
         return owner
 
     async def wake(self, server: str, *, urgent: bool = True) -> None:
@@ -200,8 +216,36 @@ class ServerFleetImpl:
         """Wait until a started server has listed everything or has failed."""
         await self._require(server).wait_listed()
 
+    async def reach(self, server: str) -> ServerEndpointImpl | None:
+        """Return the endpoint for a call of this task, after starting its server if necessary; `None` without one.
+
+        Where each user signs in, that's the session of the task's user. Nobody else's is ever used for a call, so a
+        task without a user gets a `ProtocolFault`.
+        """
+        owner = None
+        for has_started in (False, True):
+            owner = self._owners.get(server)
+            if owner is not None and self.users is not None:
+                owner = self.users.find(owner)
+            if has_started or owner is None or owner.endpoint.known_tools is not None:
+                break
+            # The only place that starts a sleeping server for a call, or waits for its start.
+            await owner.start(urgent=True)
+        return None if owner is None else owner.endpoint
+
+    def name_session(self, server: str) -> str:
+        """Name the session that calls of this task go over: by the server and, where each user signs in, the user."""
+        owner = self._owners.get(server)
+        return server if owner is None or self.users is None else name_session(owner.config)
+
+    def find_session(self, name: str) -> ServerEndpointImpl | None:
+        """Return the endpoint of an open session by its name."""
+        return self.endpoint(name) or (None if self.users is None else self.users.find_endpoint(name))
+
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
         """Add a server or replace the one with its id, and wait as `start` does; raise if the fleet was torn down."""
+        if self.users is not None:
+            await self.users.end(server=server.id)
         while (present := self._owners.get(server.id)) is not None:
             if await present.replace(server, waiting):
                 return
@@ -224,6 +268,8 @@ class ServerFleetImpl:
         finally:
             if self._owners.get(server) is owner:
                 del self._owners[server]
+            if self.users is not None:
+                await self.users.end(server=server)
 
     async def spin_up(self) -> None:
         """Start the last configuration again; raise `ProtocolFault` if there was none."""
@@ -241,6 +287,8 @@ class ServerFleetImpl:
 
         async def close() -> None:
             async with asyncio.TaskGroup() as tasks:
+                if self.users is not None:
+                    tasks.create_task(self.users.end())
                 for owner in self._owners.values():
                     tasks.create_task(owner.close())
 
@@ -386,14 +434,10 @@ class MountedTool:
         give_up_at = asyncio.get_running_loop().time() + _MOVE_S
         while True:
             try:
-                endpoint = fleet.endpoint(ref.server)
-                if endpoint is not None and endpoint.known_tools is None:
-                    # The only place that starts a sleeping server for a call, or waits for its start.
-                    await fleet.wake(ref.server)
-                    endpoint = fleet.endpoint(ref.server)
+                endpoint = await fleet.reach(ref.server)
                 if endpoint is None:
                     return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
-                if self._check is not None and (refusal := self._check(ref)) is not None:
+                if self._check is not None and (refusal := self._check(ref, endpoint)) is not None:
                     return refusal
                 return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
             except ProtocolFault as fault:

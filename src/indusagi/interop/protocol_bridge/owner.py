@@ -33,6 +33,7 @@ from indusagi.interop.protocol_bridge.contract import (
     waits_for_user,
 )
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+from indusagi.runtime.calls import current_user
 
 MAX_LOG_LINES = 200
 
@@ -54,8 +55,10 @@ class ServerOwner:
         pacer: StartPacer,
         waiting: Waiting | None = None,
         kinds: Sequence[ItemKind] = (),
+        user: str = "",
     ) -> None:
         self.config = config
+        self._user = user
         self.waiting = waiting
         self.endpoint = make_endpoint(config)
         self.is_closed = False
@@ -267,6 +270,7 @@ class ServerOwner:
 
     async def _live(self, endpoint: ServerEndpointImpl) -> None:
         """Restart the server until it's ended or its fault is permanent."""
+        current_user.set(self._user)  # the task inherits the user of the call that started the server
         loop = asyncio.get_running_loop()
         try:
             while True:

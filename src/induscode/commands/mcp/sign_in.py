@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
+from anyio import to_thread
 
 from indusagi.interop.auth.contract import AuthFault, ServerAuth
 from indusagi.interop.auth.storage import CredentialFiles
@@ -65,17 +67,19 @@ def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "brows
 
 @define_command("logout", "--mcp", "--cwd")
 @click.argument("name", shell_complete=complete_server)
-def logout(context: click.Context, name: str) -> int:
+@click.option("--principal", metavar="SUBJECT", help="Sign out this user of a gateway, instead of you.")
+def logout(context: click.Context, name: str, *, principal: str | None) -> int:
     """Sign out of the server NAME: its tokens are revoked at the issuer, and deleted here.
 
-    NAME may be the URL of a server that is not configured any more.
+    NAME may be the URL of a server that is not configured any more. A running gateway ends the sessions of the user
+    within two seconds.
     """
     is_url = name.lower().startswith(("http://", "https://"))
     config = _configure_url(name) if is_url else _find_config(read_invocation(context), name)
 
     async def work(_: CancelToken) -> int:
         try:
-            confirmed = await sign_out_of_server(config)
+            confirmed = await (sign_out_of_server(config) if principal is None else _sign_out(config, principal))
         except AuthFault as fault:
             print_status(f"not signed out of {name!r}: {fault}")
             return _FAILED
@@ -83,6 +87,18 @@ def logout(context: click.Context, name: str) -> int:
         return 0
 
     return run_until_signal(work)
+
+
+async def _sign_out(config: ServerConfig, principal: str) -> bool | None:
+    """Sign a principal out of a server, of whichever issuers; returns and raises like `sign_out_of_server`."""
+    from induscode.gateway.user_sign_ins import UserCredentials, list_stored  # noqa: PLC0415 — for a gateway's users
+
+    auth = get_auth(config)
+    users = {user for user, _ in await to_thread.run_sync(list_stored, principal)}
+    own = [replace(config, auth=replace(auth, store=UserCredentials(user), user=user)) for user in sorted(users)]
+    answers = [await sign_out_of_server(one) for one in own]
+    known = [one for one in answers if one is not None]
+    return all(known) if known else None
 
 
 @define_command("auth", "--mcp", "--cwd")

@@ -207,11 +207,7 @@ class ServerContent:
 
         Raises `ProtocolFault` if it's gone, or couldn't be started.
         """
-        fleet = self._bridge.fleet
-        endpoint = fleet.endpoint(server)
-        if endpoint is not None and endpoint.known_tools is None:
-            await fleet.wake(server)
-            endpoint = fleet.endpoint(server)
+        endpoint = await self._bridge.fleet.reach(server)
         if endpoint is None:
             message = f"server {server!r} is not there any more"
             raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server, reason="not_found"))

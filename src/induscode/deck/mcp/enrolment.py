@@ -39,6 +39,7 @@ from induscode.deck.mcp.ledger import BridgeKey, BridgeLedger, EnrollRequest
 from induscode.deck.mcp.reviewer import Reviewer
 
 if TYPE_CHECKING:
+    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from induscode.deck.mcp.review import Finding
     from induscode.deck.mcp.store.journal import Journal
     from induscode.deck.mcp.store.pins import StorePins
@@ -409,11 +410,10 @@ class Enrolment:
         self.ledger = self.ledger.enroll(EnrollRequest(capability, server, supersedes=place), self._now())
         self._mounted.add(remote.ref)
 
-    def _find_refusal(self, ref: RemoteToolRef) -> ToolResult | None:
+    def _find_refusal(self, ref: RemoteToolRef, endpoint: ServerEndpointImpl) -> ToolResult | None:
         if self._disabled and ref in self._disabled:
             return refuse_disabled(self._disabled[ref])
-        endpoint = self.fleet.endpoint(ref.server)
-        if endpoint is not None and endpoint.known_tools is None and is_usable_phase(endpoint.phase):
+        if endpoint.known_tools is None and is_usable_phase(endpoint.phase):
             return ToolResult.error(
                 f"server {ref.server!r} has not listed its tools yet: try again in a moment",
                 code="not_connected",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import lru_cache
@@ -20,19 +21,23 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
+from indusagi.interop.auth.contract import SIGN_IN_WAIT_S, AuthFault
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse, refuse_method
-from indusagi.interop.protocol_bridge.host.identity import BROWSER, PageMode, find_rights
-from indusagi.runtime.calls import CallingClient, current_client
+from indusagi.interop.protocol_bridge.host.identity import PageMode, find_rights
+from indusagi.runtime.calls import CallingClient, current_client, current_user
 from induscode.calls.database import CallDatabase, UnreadableCallsError, use_calls
 from induscode.cli.output import can_ask_user
 from induscode.cli.terminal import print_status
-from induscode.gateway.page.access import PageAccess, PageRequest, PageUser
+from induscode.gateway.page.access import PageAccess, PageRequest, PageUser, digest
 from induscode.gateway.page.html import PREFIX, Html, PageError, PageView, Topic, address, render, shorten_path, tag
 
 if TYPE_CHECKING:
+    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
+    from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
     from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
     from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import ServeOptions
+    from induscode.gateway.page.redirects import BrowserSignIns, IssuerLogin
     from induscode.gateway.page.source import GatewayPage
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
@@ -55,12 +60,17 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/cluster": ("cluster", "show_cluster"),
     "/sessions": ("sessions", "show_sessions"),
     "/session": ("sessions", "show_session"),
+    "/sign-ins": ("sign_ins", "show_sign_ins"),
 }
 """Module and function of each view; modules load on first request."""
 _ACTING: Final = frozenset({"/server", "/drift", "/approvals"})
 """Views whose forms change state."""
 _CALLING: Final = frozenset({"/tool", "/resources", "/prompt"})
 """Views whose forms send a request to a tool or a server."""
+_OWN: Final = "/sign-ins"
+"""The view whose forms change what belongs to their user alone."""
+_LOGIN: Final = ("/login", "/callback")
+_LOGIN_COOKIE: Final = "_login"
 _STATIC: Final = {
     "/style.css": b"text/css; charset=utf-8",
     "/page.js": b"text/javascript; charset=utf-8",
@@ -98,6 +108,19 @@ class PageSite:
         self.mode: PageMode = mode
         self.open_source: Callable[[], Awaitable[GatewayPage]] | None = None
         """Returns the gateway (always the same one); `None` until it's open."""
+        self.url = ""
+        """Where browsers reach it, with an issuer of access tokens."""
+        self._login: IssuerLogin | None = None
+        self.sign_ins: BrowserSignIns | None = None
+        """Sign-ins of browsers, with an issuer of access tokens."""
+
+    def attach(self, resource: ProtectedResource, verifier: TokenVerifier) -> None:
+        """Let browsers sign in at the issuer of access tokens."""
+        from induscode.gateway.page.redirects import BrowserSignIns, IssuerLogin  # noqa: PLC0415 — with access tokens
+
+        self._login, self.url = IssuerLogin(resource, verifier), resource.build_url(PREFIX)
+        self.sign_ins = BrowserSignIns(f"{self.url}/callback")
+        self.access.is_encrypted = self._login.is_encrypted
 
     def show_gateway(self, gateway: Gateway, stack: AsyncExitStack) -> None:
         """Show a gateway until `stack` closes, after the last request."""
@@ -113,6 +136,9 @@ class PageSite:
 
                 if page is None:  # another request may have won the race
                     page = GatewayPage(gateway)
+                    page.browser_sign_ins = self.sign_ins
+                    if self.sign_ins is not None:
+                        stack.push_async_callback(self.sign_ins.aclose)
                     stack.push_async_callback(page.aclose)
             return page
 
@@ -140,6 +166,8 @@ class PageSite:
         path = request.path.removeprefix(PREFIX)
         if path in _STATIC or self.access.find(request) is not None:
             return True
+        if self._login is not None and path in _LOGIN:
+            return True
         if request.method == "POST" and path == "/sign-in":
             length = request.headers.get("content-length", "")
             if not length.isdecimal() or int(length) > _MAX_SIGN_IN_BYTES:
@@ -150,7 +178,7 @@ class PageSite:
             self._sign_in(request, path)
             return False
         message = "This key is not valid any more: the command prints the present address." if key else ""
-        request.respond(401, build_sign_in(message).encode(), _HTML)
+        request.respond(401, self._build_sign_in(message, f"{path}?{request.query}").encode(), _HTML)
         return False
 
     def _sign_in(self, request: HttpRequest, path: str) -> None:
@@ -186,6 +214,8 @@ class PageSite:
         form = dict(parse_qsl(request.body.decode("utf-8", "replace"), keep_blank_values=True))
         if path == "/sign-in":
             return self._respond_sign_in(request, form)
+        if path in _LOGIN:
+            return await self._respond_login(request, path)
         user = self._find_user(request)
         if self.open_source is None:
             return SiteResponse(b"The servers are being opened: try again in a moment.", 503, _HTML)
@@ -194,45 +224,77 @@ class PageSite:
         if path == "/sign-out" and request.method == "POST":
             _check_form(user, form)
             self.access.close(request)
-            return SiteResponse(build_sign_in("Signed out.").encode(), 200, _HTML)
-        if request.method == "POST" and path in _ACTING | _CALLING:
-            _check_form(user, form)
-            if not (user.rights.can_act if path in _ACTING else user.rights.can_try):
-                raise HttpRefusal(403, "your token doesn't allow that" if self.mode == "full" else _READ_ONLY)
-        elif request.method not in {"GET", "HEAD"}:
-            raise refuse_method("GET, POST" if path in _ACTING | _CALLING else "GET")
+            return SiteResponse(self._build_sign_in("Signed out.").encode(), 200, _HTML)
+        self._check_method(user, request.method, path, form)
         show = await to_thread.run_sync(_load_view, path)
         source = await self.open_source()
         return await self._show(source, user, request, show, form if request.method == "POST" else {})
+
+    def _check_method(self, user: PageUser, method: str, path: str, form: Mapping[str, str]) -> None:
+        changing = _ACTING | _CALLING | {_OWN}
+        if method == "POST" and path in changing:
+            _check_form(user, form)
+            if path != _OWN and not (user.rights.can_act if path in _ACTING else user.rights.can_try):
+                raise HttpRefusal(403, "your token doesn't allow that" if self.mode == "full" else _READ_ONLY)
+        elif method not in {"GET", "HEAD"}:
+            raise refuse_method("GET, POST" if path in changing else "GET")
 
     def _find_user(self, request: HttpRequest) -> PageUser:
         """Return the signed-in browser or token client; `HttpRefusal` if the token doesn't open the page."""
         identity = request.identity
         # Browsers don't send bearer tokens on their own, so no other site can make one submit a form.
-        form_key = ""
+        form_key, browser = "", b""
         if identity.credential in {"nobody", "open"}:
             found = self.access.find(request)
             if found is None:  # expired since the request was accepted
                 raise HttpRefusal(401, "sign in again")
-            identity, form_key = BROWSER, found
+            identity, form_key, browser = found.identity, found.form_key, self.access.digest_cookie(request)
         rights = find_rights(identity, self.mode)
         if not rights.can_look:
             raise HttpRefusal(403, "this token does not open the page")
-        return PageUser(rights=rights, form_key=form_key, principal=identity.principal)
+        return PageUser(
+            rights=rights, form_key=form_key, principal=identity.principal, user=identity.user, browser=browser
+        )
 
     def _respond_sign_in(self, request: HttpRequest, form: Mapping[str, str]) -> SiteResponse:
         if request.method != "POST":
             raise refuse_method("POST")
         if not self.access.is_secret(form.get("key", "").strip()):
-            return SiteResponse(build_sign_in("This is not the key of this gateway.").encode(), 401, _HTML)
-        cookie = (b"set-cookie", self.access.open().encode())
-        return SiteResponse(b"", 303, [(b"location", PREFIX.encode()), cookie, *_SECURITY])
+            return SiteResponse(self._build_sign_in("This is not the key of this gateway.").encode(), 401, _HTML)
+        return _redirect(PREFIX, self.access.open())
+
+    def _build_sign_in(self, message: str, target: str = "") -> str:
+        return build_sign_in(message, "" if self._login is None else self._login.issuer, target)
+
+    async def _respond_login(self, request: HttpRequest, path: str) -> SiteResponse:
+        """Send a browser to an issuer, or take it back from there."""
+        login, sign_ins = self._login, self.sign_ins
+        if request.method != "GET" or login is None or sign_ins is None:
+            raise refuse_method("GET")
+        try:
+            if path == "/login":
+                view, _, query = dict(parse_qsl(request.query)).get("to", "").partition("?")
+                # Only views of this page: anything else would make it an open redirect.
+                target = address(view, **dict(parse_qsl(query))) if view in _VIEWS else PREFIX
+                secret = secrets.token_urlsafe(32)
+                signing = await sign_ins.start(digest(secret), target, login.sign_in)
+                cookie = self.access.build_cookie(f"{self.access.cookie}{_LOGIN_COOKIE}", secret, "Lax", SIGN_IN_WAIT_S)
+                return _redirect(signing.url, cookie)
+            browsers = [self.access.digest_cookie(request, _LOGIN_COOKIE)]
+            if self.access.find(request) is not None:
+                browsers.append(self.access.digest_cookie(request))
+            signing = await sign_ins.finish(request, browsers)
+        except AuthFault as fault:
+            raise HttpRefusal(403, str(fault)) from fault
+        return _redirect(signing.target, "" if signing.identity is None else self.access.open(signing.identity))
 
     async def _show(
         self, source: GatewayPage, user: PageUser, request: HttpRequest, show: ShowView, form: Mapping[str, str]
     ) -> SiteResponse:
         query = dict(parse_qsl(request.query, keep_blank_values=True))
         page = PageRequest(source=source, user=user, query=query, form=form)
+        # A task of this request alone. Behind a proxy, its connection may have carried someone else's before.
+        current_user.set(user.user)
         client = current_client.set(CallingClient(_CLIENT, principal=user.principal))
         try:
             with anyio.fail_after(_VIEW_S):
@@ -247,7 +309,9 @@ class PageSite:
             current_client.reset(client)
         waiting = {"approvals": len(await source.list_waiting()), "drift": len(source.session.mcp.disabled)}
         cwd = source.session.invocation.cwd
-        body = build_page(view, user, cwd, waiting, has_cluster=source.node is not None).encode("utf-8", "replace")
+        has_sign_ins = source.user_sign_ins is not None and bool(source.user_sign_ins.list_servers())
+        page_text = build_page(view, user, cwd, waiting, has_cluster=source.node is not None, has_sign_ins=has_sign_ins)
+        body = page_text.encode("utf-8", "replace")
         return SiteResponse(body, view.status, _HTML)
 
 
@@ -287,6 +351,7 @@ _SECTIONS = {
     "calls": ("/calls", "Calls"),
     "timeline": ("/timeline", "Timeline"),
     "sessions": ("/sessions", "Sessions"),
+    "sign-ins": ("/sign-ins", "Sign-ins"),
     "cluster": ("/cluster", "Cluster"),
 }
 
@@ -306,12 +371,18 @@ def _build_document(title: str, *body: Html) -> str:
 
 
 def build_page(
-    view: PageView, user: PageUser, cwd: str, waiting: Mapping[str, int], *, has_cluster: bool = False
+    view: PageView,
+    user: PageUser,
+    cwd: str,
+    waiting: Mapping[str, int],
+    *,
+    has_cluster: bool = False,
+    has_sign_ins: bool = False,
 ) -> str:
     """Build the document of a view; `waiting` has the number of decisions that a section waits for."""
     links: list[Html] = []
     for section, (path, name) in _SECTIONS.items():
-        if section == "cluster" and not has_cluster:
+        if (section == "cluster" and not has_cluster) or (section == "sign-ins" and not has_sign_ins):
             continue
         # Always present, as the script replaces it.
         badge = None
@@ -344,8 +415,13 @@ def build_refusal(message: str) -> str:
     return _build_document("Refused", tag("main", tag("h1", "Refused"), said, back, id="main"))
 
 
-def build_sign_in(message: str) -> str:
-    """Build the page for signing in with the key the command printed."""
+def _redirect(url: str, cookie: str = "") -> SiteResponse:
+    cookies = [(b"set-cookie", cookie.encode())] if cookie else []
+    return SiteResponse(b"", 303, [(b"location", url.encode()), (b"cache-control", b"no-store"), *cookies, *_SECURITY])
+
+
+def build_sign_in(message: str, issuer: str = "", target: str = "") -> str:
+    """Build the page for signing in at an issuer of access tokens, or with the key the command printed."""
     form = tag(
         "form",
         tag("label", "Key", for_="key"),
@@ -357,7 +433,11 @@ def build_sign_in(message: str) -> str:
     )
     said = tag("p", message, role="alert", cls="said") if message else None
     about = tag("p", "Open the address that the command has printed, or enter its key or the token of the gateway.")
-    return _build_document("Sign in", tag("main", tag("h1", "Sign in"), said, about, form, id="main"))
+    login = None
+    if issuer:
+        name = urlsplit(issuer).hostname or issuer
+        login = tag("p", tag("a", f"Sign in with {name}", href=address("/login", to=target), cls="button main"))
+    return _build_document("Sign in", tag("main", tag("h1", "Sign in"), said, login, about, form, id="main"))
 
 
 # -- changes ----------------------------------------------------------------------------------

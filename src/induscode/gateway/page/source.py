@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.provision import ToolDeck
     from induscode.gateway.gateway import Gateway
+    from induscode.gateway.page.redirects import BrowserSignIns
     from induscode.permissions import Wrap
     from induscode.servers.config.rows import ServerRow
 
@@ -147,6 +148,9 @@ class GatewayPage:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway, self.session, self.node = gateway, gateway.session, gateway.node
         self.approvals = gateway.approvals
+        self.user_sign_ins = gateway.user_sign_ins
+        self.browser_sign_ins: BrowserSignIns | None = None
+        """Set by the site, with access tokens."""
         self._sign_ins: dict[str, BackgroundTask] = {}
         self._searching = Lock()
         self._index = BackgroundIndex()

@@ -48,7 +48,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "grant": ("authorization_code", "device_code", "client_credentials", "jwt_bearer", "id_jag", "token_exchange"),
     "auth_method": ("none", "client_secret_basic", "client_secret_post", "private_key_jwt"),
 }
-_FLAGS: Final = frozenset({"dpop", "assume_pkce"})
+_FLAGS: Final = frozenset({"dpop", "assume_pkce", "per_user"})
 _LISTS: Final = frozenset({"scopes", "header_command"})
 SECRET_FIELDS: Final = frozenset({"client_secret", "private_key", "assertion", "id_token"})
 """Texts that may be references to secrets."""
@@ -178,6 +178,7 @@ def build_auth_settings(
         assertion_file=text("assertion_file"),
         identity_provider=provider,
         dpop=dpop if isinstance(dpop, bool) else None,
+        per_user=auth.get("per_user") is True,
         header_command=texts("header_command") or (),
     )
 

@@ -44,6 +44,11 @@ class ContentClient(Protocol):
     """A client of a host, as a content source sees it."""
 
     @property
+    def user(self) -> str:
+        """The user it belongs to (`ClientIdentity.user`); empty without access tokens."""
+        ...
+
+    @property
     def capabilities(self) -> JsonObject:
         """The client's capabilities from its handshake; empty without one."""
         ...

@@ -44,6 +44,8 @@ class ClientIdentity:
     """Equal for all requests of one client: its token, or a digest of issuer, subject and client id."""
     principal: str = ""
     """Subject of its access token (`sub`) or name of its token, used in rules, records and limits; else empty."""
+    user: str = ""
+    """Issuer and subject of its access token as one text, compared byte by byte: a subject is only unique there."""
     client_id: str = ""
     """OAuth client that the token was issued to, if it names one."""
     scopes: frozenset[str] | None = None

@@ -126,8 +126,7 @@ class HostSession:
         identity: ClientIdentity = ANONYMOUS,
         find_catalog: Callable[[CallingClient], Catalog] | None = None,
     ) -> None:
-        self.principal = identity.principal
-        """Subject of the client's access token; empty without access tokens."""
+        self.principal, self.user = identity.principal, identity.user
         self.version: str | None = None
         """Revision agreed on in the handshake, if there was one."""
         self.notification_channel: ResponseChannel | None = None

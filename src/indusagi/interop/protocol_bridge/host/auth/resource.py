@@ -82,6 +82,7 @@ class ProtectedResource:
     def __init__(self, settings: ResourceSettings, url: str, path: str, views: Collection[str] = ()) -> None:
         self.url = settings.public_url or url
         """Resource identifier (RFC 8707 §2), which clients request tokens for."""
+        self.settings = settings
         self.requires_dpop = settings.requires_dpop
         parts = urlsplit(self.url)
         self.origin = f"{parts.scheme}://{parts.netloc}".lower()
@@ -169,6 +170,15 @@ class IntrospectionClient:
 
 
 @record(kw_only=True)
+class PageClient:
+    """This host's client at the issuer for sign-ins of browsers."""
+
+    client_id: str = ""
+    """Empty: registered dynamically (RFC 7591)."""
+    client_secret: str | None = field(default=None, repr=False)
+
+
+@record(kw_only=True)
 class ResourceSettings:
     """Which access tokens a host accepts, and for what."""
 
@@ -182,6 +192,8 @@ class ResourceSettings:
     """Accept JWTs with type `JWT` or none in addition to `at+jwt` (RFC 9068 §2.1)."""
     introspection: IntrospectionClient | None = None
     """Introspect tokens instead of reading them as JWT."""
+    page_client: PageClient = field(default_factory=lambda: PageClient())
+    """The client by which browsers sign in to the page."""
     requires_dpop: bool = False
     """Refuse tokens that aren't bound to a client key."""
     requires_nonce: bool = False

@@ -313,16 +313,27 @@ class TokenVerifier:
         Raises `TokenRefusal` if it's invalid, or the issuer doesn't answer (`unavailable`), and `ProofLimitError` if
         the client sent too many proofs.
         """
+        return self._check_use(await self._ask_issuer(presented.token), presented, method, path)
+
+    async def identify(self, token: str) -> ClientIdentity:
+        """Return the identity of a token that the issuer has just issued to us; raises `TokenRefusal` like `check`."""
+        return (await self._ask_issuer(token)).token.identity
+
+    async def fetch_metadata(self) -> JsonObject:
+        """Fetch the issuer's metadata; raise `IssuerError` if there is none."""
+        return await self._client.fetch_metadata()
+
+    async def _ask_issuer(self, text: str) -> KnownToken:
         client = self._settings.introspection
         if client is not None:
-            return self._check_use(await self._introspect(presented.token, client), presented, method, path)
+            return await self._introspect(text, client)
         await self._issuer_keys.fetch()
         if self._issuer_keys.keys is None:
             raise TokenRefusal("unavailable", "the keys of the issuer cannot be fetched at the moment")
-        known = self._verify(presented.token)
+        known = self._verify(text)
         if known is None:
             raise TokenRefusal("invalid_token", "the issuer has no such key (kid)")
-        return self._check_use(known, presented, method, path)
+        return known
 
     # -- tokens ---------------------------------------------------------------------------------
 
@@ -471,6 +482,7 @@ def check_claims(
     identity = ClientIdentity(
         owner=owner + f"/v/{view}".encode() if view else owner,  # as at the path of the view
         principal=subject,
+        user=compact_json([settings.issuer, subject]),
         client_id=client_id,
         scopes=_read_scopes(claims),
         credential="principal",

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     import h11
 
+    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
+    from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
+
     Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 
@@ -361,6 +364,10 @@ class Site(Protocol):
 
     async def respond(self, request: HttpRequest) -> SiteResponse:
         """Answer an accepted request; cancelled if the client disconnects."""
+        ...
+
+    def attach(self, resource: ProtectedResource, verifier: TokenVerifier) -> None:
+        """Let browsers sign in at the issuer of access tokens."""
         ...
 
 

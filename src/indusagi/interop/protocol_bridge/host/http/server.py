@@ -63,6 +63,8 @@ async def serve_app(
             await asyncio.to_thread(import_module, "indusagi.net.client")
             await asyncio.to_thread(import_module, "indusagi.interop.protocol_bridge.host.http.resource_access")
         access = None if auth is None else _open_access(auth, settings, port)
+        if access is not None and settings.site is not None:
+            settings.site.attach(access.resource, access.verifier)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         if settings.named is not None:
             await settings.named.load()

@@ -28,7 +28,7 @@ from indusagi.interop.protocol_bridge.host.identity import (
     current_identity,
     find_rights,
 )
-from indusagi.runtime.calls import current_subject
+from indusagi.runtime.calls import current_subject, current_user
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -280,6 +280,7 @@ class AccessPolicy:
         # Always set them: a connection's callbacks share a context.
         current_subject.set(request.subject)
         current_identity.set(request.identity)
+        current_user.set(request.identity.user)
         method, params = message.get("method"), message.get("params")
         if request.identity.scopes is None:
             return

@@ -1,0 +1,175 @@
+"""Users of `indus serve --auth` sign in to a server one by one; each is called as whoever calls."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx2
+import pytest
+from anyio import to_thread
+from tests.commands.helpers import configured, user_file
+from tests.commands.serving import serving
+from tests.gateway.test_auth import request
+from tests.sign_in.test_servers import BrowserPerson, configure
+from tests.support.authlib_server import PERSON
+from tests.support.issuer import Issuer, running_issuer
+from tests.support.protected_server import Site, protected_site, sign_in_by_http
+from tests.support.scripts import run
+from tests.support.waiting import until
+
+from indusagi.core.app_dirs import state_dir
+from indusagi.interop.auth.storage import KEY_VARIABLE
+from induscode.gateway.user_sign_ins import list_stored
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests.commands.serving import Gateway
+
+KEY = "a key for the tests of users"
+FORM_KEY = re.compile(r'name="form_key" value="([^"]+)"')
+OUTSIDE = re.compile(r'<a href="(http[^"]+)" target="_blank"')
+
+
+class Browser:
+    """A person's browser at the page, which the issuer knows under a name."""
+
+    def __init__(self, page: str, issuer: Issuer, person: str) -> None:
+        self.page, self.issuer, self.person = page, issuer, person
+        self.http = httpx2.AsyncClient(timeout=60, verify=False)
+
+    async def log_in(self, path: str = "/sign-ins") -> httpx2.Response:
+        """Sign in to the page at the issuer, and return the page it ends at."""
+        start = await self.http.get(f"{self.page}/login", params={"to": path})
+        assert start.status_code == 303, start.text
+        back = self.issuer.authorize(start.headers["location"], self.person)
+        return await self.http.get(back, follow_redirects=True)
+
+    async def start(self, server: str = "crm") -> str:
+        """Begin to sign in to a server, and return the address of its issuer."""
+        shown = await self.http.get(f"{self.page}/sign-ins")
+        answer = await self.send(shown, action="sign-in", server=server)
+        found = OUTSIDE.search(answer.text)
+        assert found is not None, answer.text
+        return found[1].replace("&amp;", "&")
+
+    async def send(self, shown: httpx2.Response, **form: str) -> httpx2.Response:
+        found = FORM_KEY.search(shown.text)
+        assert found is not None, shown.text
+        return await self.http.post(f"{self.page}/sign-ins", data={"form_key": found[1], **form})
+
+    async def sign_in(self, server: str = "crm") -> httpx2.Response:
+        """Sign in to a server as this person."""
+        back = await sign_in_by_http(await self.start(server), person=self.person)
+        return await self.http.get(back, follow_redirects=True)
+
+
+class World:
+    """A gateway, its issuer, and a server that each user signs in to."""
+
+    def __init__(self, url: str, gateway: Gateway, issuer: Issuer, site: Site) -> None:
+        self.url, self.gateway, self.issuer, self.site = url, gateway, issuer, site
+        self.http = httpx2.AsyncClient(timeout=60, verify=False)
+        self.browsers: list[Browser] = []
+
+    def browse(self, person: str) -> Browser:
+        self.browsers.append(Browser(self.url.replace("/mcp", "/ui"), self.issuer, person))
+        return self.browsers[-1]
+
+    async def aclose(self) -> None:
+        for one in (self, *self.browsers):
+            await one.http.aclose()
+
+    async def call(self, person: str) -> dict[str, Any]:
+        token = self.issuer.mint(self.url, sub=person)
+        answer = await request(self.http, self.url, token, "tools/call", name="crm__whoami", arguments={})
+        return answer.json()["result"]
+
+
+@asynccontextmanager
+async def opened_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[World]:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    async with running_issuer() as issuer, protected_site() as site:
+        # The operator's sign-in lists the tools, and calls none.
+        await BrowserPerson().sign_in(configure(site.server.url))
+        configured(user_file(), {"crm": {"url": site.server.url, "auth": {"per_user": True}}})
+        flags = ("--http", "127.0.0.1:0", "--auth", issuer.url, "--profile", "none")
+        with serving(*flags, cwd=folder) as gateway:
+            await until(lambda: "1 tool from" in gateway.said())
+            found = re.search(r"serving at (\S+)", gateway.said())
+            assert found is not None
+            world = World(found[1], gateway, issuer, site)
+            try:
+                yield world
+            finally:
+                await world.aclose()
+
+
+def read_state() -> bytes:
+    """Read every file below the state directory."""
+    return b"".join(path.read_bytes() for path in Path(state_dir()).rglob("*") if path.is_file())
+
+
+def shown(result: dict[str, Any]) -> str:
+    return result["content"][0]["text"]
+
+
+@pytest.mark.process
+async def test_each_call_carries_its_own_users_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened_world(tmp_path, monkeypatch) as world:
+        page = world.url.replace("/mcp", "/ui")
+        refused = await world.call("alice")
+        assert refused["isError"]
+        assert f"needs a sign-in: open {page}/sign-ins?server=crm" in shown(refused)
+        people = {name: world.browse(name) for name in ("alice", "bob", "Alice")}
+        for browser in people.values():
+            assert "not signed in" in (await browser.log_in()).text
+            done = await browser.sign_in()
+            assert "signed in" in done.text
+            assert done.url.params["server"] == "crm"
+        names = [*people] * 40
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(world.call(name)) for name in names]
+        assert [shown(call.result()) for call in calls] == names
+        said = world.gateway.said()
+    tokens = [value for issued in world.site.issuer.tokens for value in (issued.access, issued.refresh) if value]
+    stored = await to_thread.run_sync(read_state)
+    assert len(await to_thread.run_sync(list_stored)) == 3
+    assert len(tokens) >= 8
+    assert not any(token in said or token.encode() in stored for token in tokens)
+    ledger = run("ledger", "export", cwd=tmp_path).stdout
+    assert "user alice" in ledger
+    assert not any(token in ledger for token in tokens)
+
+
+@pytest.mark.process
+async def test_a_leaver_is_signed_out_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened_world(tmp_path, monkeypatch) as world:
+        people = {name: world.browse(name) for name in ("alice", "bob", "carol")}
+        for browser in people.values():
+            await browser.log_in()
+            await browser.sign_in()
+        # Bob signs out on the page, the operator signs Carol out, and Alice is locked out.
+        page = await people["bob"].http.get(f"{people['bob'].page}/sign-ins")
+        assert "Signed out of crm" in (await people["bob"].send(page, action="sign-out", server="crm")).text
+        assert "needs a sign-in" in shown(await world.call("bob"))
+        gone = await to_thread.run_sync(lambda: run("mcp", "logout", "crm", "--principal", "carol", cwd=tmp_path))
+        assert "Signed out" in gone.stdout
+        gone = await to_thread.run_sync(lambda: run("mcp", "logout", "crm", "--principal", "nobody", cwd=tmp_path))
+        assert "no sign-in" in gone.stdout
+        with anyio.fail_after(30):
+            while "needs a sign-in" not in shown(await world.call("carol")):
+                pass
+        assert shown(await world.call("alice")) == "alice"
+        await to_thread.run_sync(lambda: run("tokens", "lock", "alice", cwd=tmp_path))
+        with anyio.fail_after(30):
+            while await to_thread.run_sync(list_stored):
+                pass
+        assert (await people["alice"].http.get(f"{people['alice'].page}/sign-ins")).status_code == 401
+        lives = {issued.user for issued in world.site.issuer.tokens if not issued.is_revoked}
+        assert lives == {PERSON}
