@@ -132,9 +132,8 @@ class HookFile:
 
     @property
     def text(self) -> str:
-        """Its commands and the scripts they name, for a question."""
-        parts = [f"{hook} (at most {hook.timeout_s:g} s)" for hook in self.hooks]
-        parts += [f"--- {path}\n{data.decode('utf-8', 'replace')}" for path, data in self.scripts.items()]
+        """The scripts that its commands name, for a question."""
+        parts = [f"--- {path}\n{data.decode('utf-8', 'replace')}" for path, data in self.scripts.items()]
         return "\n".join(parts)
 
     def describe(self) -> Consent:
@@ -144,7 +143,8 @@ class HookFile:
             "hooks": [[hook.event, hook.matcher, hook.command, hook.timeout_s] for hook in self.hooks],
             "scripts": {**digests},
         }
-        lines = [*map(str, self.hooks), *(f"{path}: SHA-256 {digest}" for path, digest in digests.items())]
+        lines = [f"{hook} (at most {hook.timeout_s:g} s)" for hook in self.hooks]
+        lines += [f"{path}: SHA-256 {digest}" for path, digest in digests.items()]
         changed = ["CHANGED since you consented to them"] if self.consent == "changed" else []
         warning = "they run without a question, in the sandbox of commands, and see every call and result"
         return build_consent(f"hooks of {self.file}", facts, (*lines, *changed), (warning,))

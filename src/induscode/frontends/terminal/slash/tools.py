@@ -173,7 +173,7 @@ async def _trust_parts(host: SlashHost, labels: Sequence[str]) -> None:
     unknown = [label for label in labels if label not in {part.label for part in parts}]
     if unknown:
         raise SlashError(f"this project has no addon, skill or hooks {unknown[0]!r}: /addons lists them")
-    is_changed = False
+    used: list[str] = []
     for part in parts:
         if part.consent == "trusted" or (labels and part.label not in labels):
             continue
@@ -181,10 +181,11 @@ async def _trust_parts(host: SlashHost, labels: Sequence[str]) -> None:
         lines = (*part.text.expandtabs(4).split("\n"), *question.details)
         if await confirm(host, f"Use {part.label} from now on?", lines):
             await to_thread.run_sync(AddonConsentStore().approve, part.file, question.digest)
-            is_changed = True
-    if not is_changed:
+            used.append(part.label)
+    if not used:
         host.screen.show("nothing was changed")
     elif await confirm_end_of_jobs(host, "The session is opened again."):
+        host.screen.show(f"in use from now on: {', '.join(used)}")
         host.reopen(replace(invocation, resume=host.conversation.transcript.id, fork=False, continue_last=False))
 
 
