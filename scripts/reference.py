@@ -87,6 +87,7 @@ OTHER_EXIT_CODES = (
     ("`indus rewind`", "1", "It left a file alone, because another program has changed it."),
     ("`indus rewind`", "2", "It printed the preview: there's no terminal to ask on, and no `--yes`."),
     ("`indus connectors`", "3", "The document can't be read or used."),
+    ("`indus secrets check`", "1", "A secret can't be read."),
     ("`indus connectors doctor`", "1", "There's a problem."),
     ("`indus addons doctor`", "1", "An addon has a fault."),
     ("`indus ledger verify`", "1", "A row isn't as it was written."),

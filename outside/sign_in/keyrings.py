@@ -65,11 +65,11 @@ async def _use_keyring() -> None:
     store = CredentialFiles(environ={})
     await store.save(make_credentials())
     (row,) = store.read_rows()
-    assert row.vault == "keyring", row
-    assert ACCESS not in row.secret
+    assert row.file.vault == "keyring", row
+    assert ACCESS not in row.file.secret
     assert await CredentialFiles(environ={}).find(KEY) == make_credentials()
     await store.delete(KEY)
-    assert keyring.get(row.owner, "") is None
+    assert keyring.get(row.file.owner, "") is None
     await store.save(make_credentials())
     # The keyring goes away: the sign-in is told to be out of reach, and the next one is sealed, then plain.
     os.environ["DBUS_SESSION_BUS_ADDRESS"] = "unix:path=/nonexistent"
@@ -79,7 +79,7 @@ async def _use_keyring() -> None:
     for other, vault in ((sealed, "sealed"), (CredentialFiles(environ={}), "plain")):
         await other.save(make_credentials())
         (row,) = other.read_rows()
-        assert row.vault == vault, row
+        assert row.file.vault == vault, row
         assert await other.find(KEY) == make_credentials()
 
 

@@ -11,17 +11,19 @@ import pytest
 from anyio import to_thread
 
 from indusagi.core.secrets import SecretText, hide_secrets
-from indusagi.interop.auth.secrets import SecretFiles
+from indusagi.interop.auth.secrets import SecretFault, SecretFiles
 from induscode.cluster.contract import CREDENTIALS_VARIABLE, hide_password, read_credentials
 from induscode.cluster.key import ClusterKey, read_any_key
 from induscode.cluster.opening import find_key_file, read_brokers
+from induscode.commands.secrets import find_uses
 from induscode.connectors.auth import OAuthReference, check_values, find_unset, parse_auth, parse_stored_auth
 from induscode.connectors.openapi import ConnectorFault
 from induscode.conversations.models import NoModelError, choose_model
 from induscode.gateway.approvals.announce import announce
 from induscode.gateway.approvals.store import Approval
+from induscode.gateway.view_box import read_view_tokens
 from induscode.launch.invocation import Invocation
-from induscode.launch.settings import APPROVALS_NOTIFY, CLUSTER_KEY_FILE, load_settings, user_settings_path
+from induscode.launch.settings import APPROVALS_NOTIFY, CLUSTER_KEY_FILE, SERVE_VIEWS, load_settings, user_settings_path
 
 VALUE = "a-value-of-the-store"
 REFERENCE = "${keyring:stored}"
@@ -119,6 +121,26 @@ async def test_a_command_that_announces_gets_the_value(tmp_path: Path) -> None:
     assert "no secret 'stored' is stored" in note.message
 
 
+# -- gateways ---------------------------------------------------------------------------------
+
+
+def test_the_token_of_a_view_may_be_a_reference_and_every_use_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = {"phone": {"token_env": REFERENCE}, "desk": {"token_env": "DESK"}}
+    write_settings(**{"serve.views": views, "cluster.brokers": [f"nats://u:{REFERENCE}@b.example"]})
+    monkeypatch.setenv(CREDENTIALS_VARIABLE, REFERENCE)
+    settings = load_settings(str(tmp_path), os.environ)
+    tokens = read_view_tokens(settings.get(SERVE_VIEWS), {"DESK": "a-token"})
+    assert tokens == {VALUE: "phone", "a-token": "desk"}
+    uses = find_uses(Invocation(cwd=str(tmp_path), settings=settings))
+    assert sorted(use.place for use in uses if use.reference.name == "stored") == [
+        "setting cluster.brokers",
+        "setting serve.views",
+        f"variable {CREDENTIALS_VARIABLE}",
+    ]
+
+
 # -- clusters ---------------------------------------------------------------------------------
 
 
@@ -131,7 +153,7 @@ def test_brokers_and_credentials_may_be_references(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(CREDENTIALS_VARIABLE, REFERENCE)
     assert read_credentials(None) == VALUE
     for ask in (lambda: read_brokers(["nats://u:${keyring:gone}@b"]), lambda: read_credentials("${keyring:gone}")):
-        with pytest.raises(ValueError, match="no secret 'gone' is stored"):
+        with pytest.raises(SecretFault, match="no secret 'gone' is stored"):
             ask()
 
 
@@ -146,5 +168,5 @@ def test_the_key_of_a_cluster_may_be_a_reference_where_it_is_only_read(tmp_path:
     assert found.encode() == key.encode()
     with pytest.raises(click.UsageError, match="the key has to be written"):
         find_key_file(settings, is_written=True)
-    with pytest.raises(ValueError, match="no secret 'gone' is stored"):
+    with pytest.raises(SecretFault, match="no secret 'gone' is stored"):
         read_any_key(find_key_file(settings, "${keyring:gone}"))

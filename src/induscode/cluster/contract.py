@@ -253,18 +253,16 @@ def read_credentials(path: str | None) -> str:
 
     Raises:
         OSError: The file can't be read, or every user of the machine can read it.
+        SecretFault: The secret it refers to can't be read.
         ValueError: It's empty, or isn't text.
     """
-    from indusagi.interop.auth.secrets import SecretFault, reveal, reveal_variable  # noqa: PLC0415 — with a cluster only
+    from indusagi.interop.auth.secrets import reveal, reveal_variable  # noqa: PLC0415 — with a cluster only
 
-    try:
-        if path is None:
-            return reveal_variable(CREDENTIALS_VARIABLE, os.environ)
-        reference = parse_secret_text(path)
-        is_file = not isinstance(reference, SecretText)
-        text = read_private_file(os.path.expanduser(path)).decode().strip() if is_file else reveal(reference)
-    except SecretFault as exc:
-        raise ValueError(str(exc)) from exc
+    if path is None:
+        return reveal_variable(CREDENTIALS_VARIABLE, os.environ)
+    reference = parse_secret_text(path)
+    is_file = not isinstance(reference, SecretText)
+    text = read_private_file(os.path.expanduser(path)).decode().strip() if is_file else reveal(reference)
     if not text:
         raise ValueError(f"{path!r} is empty: write USER:PASSWORD into it, a token, or NATS credentials")
     return text

@@ -202,6 +202,7 @@ def read_key(path: str) -> ClusterKey:
 
     Raises:
         OSError: It can't be read, or everyone on the machine can read it.
+        SecretFault: It's a reference, and the secret can't be read.
         ValueError: It isn't a cluster key.
     """
     key = read_any_key(path)
@@ -213,7 +214,9 @@ def read_key(path: str) -> ClusterKey:
 
 def read_any_key(path: str) -> ClusterKey | OfferKey:
     """Read the key file of a cluster or an offering node. Raises like `read_key`."""
-    data = _read_reference(path) if isinstance(path, SecretText) else read_private_file(path)
+    from indusagi.interop.auth.secrets import reveal  # noqa: PLC0415 — with a cluster only
+
+    data = reveal(path).encode() if isinstance(path, SecretText) else read_private_file(path)
     first, *others = data.strip().split(b"\n")
     try:
         if first.startswith(_OFFER_FORM):
@@ -224,15 +227,6 @@ def read_any_key(path: str) -> ClusterKey | OfferKey:
         return ClusterKey(_decode_secret(first.removeprefix(_FORM)), [_parse_previous(line) for line in others])
     except ValueError as exc:
         raise ValueError(f"{path!r} is no key of a cluster") from exc
-
-
-def _read_reference(text: SecretText) -> bytes:
-    from indusagi.interop.auth.secrets import SecretFault, reveal  # noqa: PLC0415 — for a key that's referred to
-
-    try:
-        return reveal(text).encode()
-    except SecretFault as exc:
-        raise ValueError(str(exc)) from exc
 
 
 def _decode_secret(text: bytes) -> bytes:

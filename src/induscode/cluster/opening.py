@@ -96,13 +96,10 @@ def add_credentials(
 
 
 def read_brokers(texts: Sequence[str]) -> Sequence[str]:
-    """Parse addresses of brokers, with the secrets they refer to; raises `ValueError`."""
-    from indusagi.interop.auth.secrets import SecretFault, reveal  # noqa: PLC0415 — with a cluster only
+    """Parse addresses of brokers, with the secrets they refer to; raises `SecretFault` or `ValueError`."""
+    from indusagi.interop.auth.secrets import reveal  # noqa: PLC0415 — with a cluster only
 
-    try:
-        return parse_brokers(",".join(reveal(parse_secret_text(text)) for text in texts))
-    except SecretFault as exc:
-        raise ValueError(str(exc)) from exc
+    return parse_brokers(",".join(reveal(parse_secret_text(text)) for text in texts))
 
 
 def read_settings(context: click.Context, brokers: str | None = None) -> ClusterSettings:

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.core.secrets import SecretReference, find_references, parse_secret
+from indusagi.core.secrets import SecretReference, find_references, parse_secret, parse_secret_text
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.auth.secrets import MAX_SECRET_BYTES, SecretFault, SecretFiles, read_secret
 from indusagi.interop.auth.storage import VaultKind, VaultRow
@@ -19,16 +19,20 @@ from induscode.boot.plans import plan_servers
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, build_unknown_name, can_ask_user, print_notes
 from induscode.cli.terminal import format_age, print_line, print_status
+from induscode.cluster.contract import CREDENTIALS_VARIABLE
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.connectors.store import ConnectorStore
 from induscode.conversations.models import list_key_references
+from induscode.gateway.options import SECRET_VARIABLE
 from induscode.launch.invocation import Invocation
 from induscode.launch.options import define_command, read_invocation
+from induscode.launch.settings import SERVE_VIEWS
 from induscode.servers.config.rows import find_project_dir
 from induscode.servers.config.trust import find_references as find_row_references
 from induscode.servers.plan import STATE_REMEDIES
 
 _FAILED = 1
+_VARIABLES = (CREDENTIALS_VARIABLE, SECRET_VARIABLE)
 _PLACES: Mapping[VaultKind, str] = {"keyring": "keyring", "sealed": "sealed file", "plain": "private file"}
 
 
@@ -68,10 +72,15 @@ def find_uses(invocation: Invocation) -> Iterator[Use]:
         for found in find_row_references(row):
             if (reference := parse_secret(found.written, find_project_dir(row.origin))) is not None:
                 yield Use(reference, f"server {row.id!r} of {row.origin}: {found.place}", blocked)
-    for key, value in invocation.settings.given.items():
-        yield from (Use(reference, f"setting {key}") for reference in find_references(value.value))
-    for name, text in list_key_references(os.environ).items():
-        yield from (Use(reference, f"the model key {name}") for reference in find_references(text))
+    views = invocation.settings.get(SERVE_VIEWS).values()
+    texts: dict[str, object] = {
+        **{f"setting {key}": value.value for key, value in invocation.settings.given.items()},
+        f"setting {SERVE_VIEWS.key}": [view.token_env for view in views],
+        **{f"the model key {name}": text for name, text in list_key_references(os.environ).items()},
+        **{f"variable {name}": parse_secret_text(os.environ.get(name, "")) for name in _VARIABLES},
+    }
+    for place, value in texts.items():
+        yield from (Use(reference, place) for reference in find_references(value))
     for row in ConnectorStore().read()[0].values():
         for text in () if row.auth is None else row.auth.variables:
             if (reference := parse_secret(text)) is not None:

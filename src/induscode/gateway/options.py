@@ -445,12 +445,9 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
         raise click.UsageError(message)
     introspection, secret = None, ""
     if params["introspect"] is not None or params["page_client"] is not None:
-        from indusagi.interop.auth.secrets import SecretFault, reveal_variable  # noqa: PLC0415 — as above
+        from indusagi.interop.auth.secrets import reveal_variable  # noqa: PLC0415 — as above
 
-        try:
-            secret = reveal_variable(SECRET_VARIABLE, os.environ)
-        except SecretFault as exc:
-            raise click.UsageError(f"{SECRET_VARIABLE}: {exc}") from exc
+        secret = reveal_variable(SECRET_VARIABLE, os.environ)
     if params["introspect"] is not None:
         if not secret:
             raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}")

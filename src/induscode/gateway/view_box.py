@@ -128,11 +128,15 @@ def read_view_tokens(
 ) -> dict[str, str]:
     """Read view tokens from their environment variables or secrets. An unset one is reported and gets no token.
 
-    Two views can't share a token, and `over_http` it must be one that the HTTP host takes.
+    Two views can't share a token, and `over_http` it must be one that the HTTP host takes. Raises `SecretFault` if a
+    secret can't be read.
     """
+    from indusagi.interop.auth.secrets import reveal, reveal_variable  # noqa: PLC0415 — for views
+
     tokens: dict[str, str] = {}
     for view in views.values():
-        token = _read_token(view, environ)
+        reference = isinstance(view.token_env, SecretText)
+        token = reveal(view.token_env) if reference else reveal_variable(view.token_env, environ)
         if not token:
             if view.token_env:
                 print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
@@ -150,18 +154,6 @@ def read_view_tokens(
             message = f"view {view.name!r}: the token in {view.token_env} {problem}"
             raise click.UsageError(message)
     return tokens
-
-
-def _read_token(view: View, environ: Mapping[str, str]) -> str:
-    if not view.token_env:
-        return ""
-    from indusagi.interop.auth.secrets import SecretFault, reveal, reveal_variable  # noqa: PLC0415 — for a view's token
-
-    try:
-        is_reference = isinstance(view.token_env, SecretText)
-        return reveal(view.token_env).strip() if is_reference else reveal_variable(view.token_env, environ)
-    except SecretFault as exc:
-        raise click.UsageError(f"view {view.name!r}: {exc}") from exc
 
 
 def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:
