@@ -46,13 +46,13 @@ async def main() -> None:
     assert (row.vault, row.secret) == ("keyring", "")
     await to_thread.run_sync(lock)
     for ask in (store.read, store.remove):
-        with pytest.raises(SecretFault, match="it's locked; unlock it"):
+        with pytest.raises(SecretFault, match="the keyring is locked; unlock it"):
             await to_thread.run_sync(ask, "github")
     assert not await to_thread.run_sync(store.unlock), "nobody can answer the question of the desktop here"
     async with fleet_of(replace(honest(), env={"TOKEN": parse_secret_text("${keyring:github}")})) as fleet:
         status = fleet.status()["honest"]
         assert status.phase is EndpointPhase.IDLE, status
-        assert "the secret 'github' waits for the keyring: it's locked" in str(status.fault), status
+        assert "the secret 'github' waits: the keyring is locked" in str(status.fault), status
         await to_thread.run_sync(unlock)
         await until(lambda: fleet.status()["honest"].phase is EndpointPhase.READY)
         endpoint = fleet.endpoint("honest")

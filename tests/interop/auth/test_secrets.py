@@ -156,7 +156,7 @@ def test_a_locked_keyring_is_told_at_once_where_nobody_can_unlock_it(
 
     monkeypatch.setattr(KeyringVault, "is_locked", is_locked)
     for ask in (lambda: store.read("a"), lambda: store.set("a", "x"), lambda: store.remove("a")):
-        with pytest.raises(SecretFault, match="it's locked; unlock it") as caught:
+        with pytest.raises(SecretFault, match="the keyring is locked; unlock it") as caught:
             ask()
         assert caught.value.is_locked
     assert store.read("a") == VALUE

@@ -98,7 +98,7 @@ class SecretFiles(VaultFiles):
             stored = "" if SECRET_NAME.fullmatch(name) else f" (a name can't be that: {NAME_RULE})"
             raise SecretFault(f"no secret {name!r} is stored{stored}: indus secrets set {shlex.quote(name)}")
         if row.vault == "keyring":
-            self._require_unlocked(f"the secret {name!r} waits for the keyring", ask=sys.stderr.isatty())
+            self._require_unlocked(f"the secret {name!r} waits", ask=sys.stderr.isatty())
         try:
             value = self.read_secret(row)
         except AuthFault as exc:
@@ -125,7 +125,9 @@ class SecretFiles(VaultFiles):
             _has_asked = True
             if self.unlock():
                 return
-        raise SecretFault(f"{problem}: it's locked; unlock it, for example by: indus secrets check", is_locked=True)
+        raise SecretFault(
+            f"{problem}: the keyring is locked; unlock it, for example by: indus secrets check", is_locked=True
+        )
 
 
 _has_asked = False
