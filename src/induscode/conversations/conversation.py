@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
+from indusagi.runtime.contract import ToolCall
 from induscode.addons.hooks import MOST_STOPS, CommandHooks
 from induscode.addons.skills import SkillSet
 from induscode.cli.terminal import print_status
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
+    from induscode.cli.dialog import Dialog
     from induscode.conversations.agents.files import AgentDefinition, AgentFiles
     from induscode.conversations.compaction import CompactionReport
     from induscode.conversations.model_loop import ModelLoop
@@ -300,6 +303,22 @@ class Conversation:
         if usage.requests:
             mark = partial(self.transcript.mark, USAGE_OP, **usage.to_json(), cost_usd=usage.cost_usd)
             await to_thread.run_sync(mark)
+
+    async def run_command(self, command: str, *, sink: EventSink, cancel: CancelToken, dialog: Dialog) -> str:
+        """Run a shell command that the user typed, in the sandbox of `bash`, and return its output.
+
+        Deny rules apply, and rules that ask ask at the dialog. `CoreError` if the session has no `bash`.
+        """
+        from induscode.conversations.tool_calls import ToolCalls  # noqa: PLC0415 — for a typed command
+        from induscode.permissions import build_call_checks  # noqa: PLC0415 — loads the table of programs
+
+        card = next((card for card in self.session.native.tools() if card.name == "bash"), None)
+        if card is None:
+            raise CoreError("this session has no bash tool")
+        checks = await to_thread.run_sync(build_call_checks, self.invocation.cwd, dialog)
+        box = DeckToolBox(DeckRunner({card.name: checks.native(card)}, self.session.native.context))
+        call = ToolCall(new_ulid(), card.name, {"command": command})
+        return (await ToolCalls(sink, cancel, tuple).run(box, call)).text
 
     # -- compaction -----------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from induscode.deck.mcp.content import ContentRefused, ServerContent, find_text
 
 if TYPE_CHECKING:
+    from indusagi.adapters.calls import Attachment
     from induscode.boot.session import Session
 
 MAX_RESOURCE_CHARS = 50 * 1024
@@ -33,6 +34,7 @@ MAX_RESOURCES = 20
 MAX_FILE_BYTES = 50 * 1024
 MAX_TOTAL_BYTES = 200 * 1024
 _MAX_FILES = 100
+_MAX_PICTURES, _MAX_PICTURE_BYTES = 8, 20 * 1024 * 1024
 _PUNCTUATION = ".,;:!?)]}>'"
 _MENTION = re.compile(r"""(?<![^\s(\[{<,;"'])@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))""")
 """A mention starts a word, unlike the `@` of an e-mail address."""
@@ -60,6 +62,40 @@ async def attach_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
     KiB in total. A path that names no file stays as typed; a file that isn't attached leaves a note.
     """
     return await to_thread.run_sync(_read_files, text, cwd, abandon_on_cancel=True)
+
+
+async def attach_pictures(text: str, cwd: str, notes: Sequence[str]) -> tuple[Sequence[Attachment], Sequence[str]]:
+    """Read the pictures a message mentions, scaled to what models accept.
+
+    Return them, and the notes of `attach_files` without those about them.
+    """
+    from indusagi.adapters.calls import IMAGE_TYPES, Attachment  # noqa: PLC0415 — for a picture
+    from indusagi.capabilities.files.media import EncodedImage, fit_image  # noqa: PLC0415 — for a picture
+
+    left, pictures = list(notes), list[Attachment]()
+    for path, kind, data in await to_thread.run_sync(_read_pictures, text, cwd):
+        image = await fit_image(data, kind) if kind in IMAGE_TYPES else None
+        if isinstance(image, EncodedImage):
+            pictures.append(Attachment(image.data, image.mime))
+            left = [note for note in left if not note.startswith(f"@{format_path(path)} is named, not attached: ")]
+    return pictures, left
+
+
+def _read_pictures(text: str, cwd: str) -> list[tuple[str, str, bytes]]:
+    root = real_path(cwd)
+    found: dict[str, tuple[str, str, bytes]] = {}
+    for match in [*_MENTION.finditer(text)][:_MAX_PICTURES]:
+        path = _find_mentioned(match["quoted"] or match["bare"], root, is_quoted=match["quoted"] is not None)
+        if path is None or path in found:
+            continue
+        try:
+            data, size = _read_start(path, root, _MAX_PICTURE_BYTES)
+        except (PathRefused, OSError):  # `attach_files` has said so
+            continue
+        kind = sniff(data[:HEAD_BYTES])
+        if kind is not None and kind.family == "image" and len(data) == size:
+            found[path] = path, kind.mime, data
+    return [*found.values()]
 
 
 def _read_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:

@@ -326,6 +326,12 @@ TOOL_SEARCH_ALWAYS_LIST = Setting(
     _NAMES,
     flag="--always-list",
 )
+VI_MODE = Setting(
+    "session.vi",
+    "Whether the input line of the session has the keys of vi.",
+    False,  # noqa: FBT003 — the default of a switch
+    _SWITCH,
+)
 REGISTRY_URL: Setting[str] = Setting(
     "registry.url",
     "The MCP registry, or a mirror of it, that indus mcp search and install ask.",

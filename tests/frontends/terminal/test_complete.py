@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING
 
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from induscode.conversations.mentions import MAX_FILE_BYTES, attach_files
+from induscode.conversations.mentions import MAX_FILE_BYTES, attach_files, attach_pictures
 from induscode.frontends.terminal.complete import MAX_ENTRIES, InputCompleter, WorkspaceFiles, complete, score_path
 
 if TYPE_CHECKING:
@@ -163,3 +164,19 @@ async def test_large_files_are_attached_in_part_until_the_limit(tmp_path: Path) 
     assert "�" not in text
     assert len(notes) == 6
     assert "@f4 " in notes[-1]
+
+
+async def test_pictures_of_the_workspace_are_attached(tmp_path: Path) -> None:
+    picture = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "p.png").write_bytes(picture)
+    (tmp_path / "out.png").write_bytes(picture)
+    (home / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
+    text = "@p.png and @p.png, not @broken.png or @../out.png"
+    _, notes = await attach_files(text, str(home))
+    pictures, left = await attach_pictures(text, str(home), notes)
+    assert [(one.data, one.media_type) for one in pictures] == [(picture, "image/png")]
+    assert [note.partition(" ")[0] for note in left] == ["@broken.png", "@../out.png"]

@@ -247,24 +247,27 @@ async def test_a_row_is_cut_to_the_width_of_its_terminal(text: str, row: str) ->
         assert stage.screen._fit(text) == row
 
 
-async def test_completions_are_a_menu_of_four_around_the_chosen_one() -> None:
-    async with shown(completer=Words()) as stage:
+async def test_completions_are_a_menu_around_the_chosen_one_with_its_place() -> None:
+    async with shown(rows=12, completer=Words()) as stage:
         screen = stage.screen
         assert screen._list_menu_rows() == []
         await stage.type_text("/")
         await until(lambda: screen._draft.complete_state is not None)
         assert screen._list_live_rows() == []
-        assert screen._list_menu_rows() == ["  /word0", "  /word1  about", "  /word2", "  /word3"]
+        assert screen._list_menu_rows() == ["  /word0", "  /word1  about", "  /word2", "  /word3", "  1/6"]
         for number, rows in (
-            (0, ["▸ /word0", "  /word1  about", "  /word2", "  /word3"]),
-            (3, ["  /word0", "  /word1  about", "  /word2", "▸ /word3"]),
-            (4, ["  /word1  about", "  /word2", "  /word3", "▸ /word4"]),
-            (5, ["  /word2", "  /word3", "  /word4", "▸ /word5"]),
+            (0, ["▸ /word0", "  /word1  about", "  /word2", "  /word3", "  1/6"]),
+            (3, ["  /word0", "  /word1  about", "  /word2", "▸ /word3", "  4/6"]),
+            (5, ["  /word2", "  /word3", "  /word4", "▸ /word5", "  6/6"]),
         ):
             screen._draft.go_to_completion(number)
             assert screen._list_menu_rows() == rows
         await stage.press(f"{ESCAPE}{ESCAPE}", "steer")
         assert screen._list_menu_rows() == []
+    async with shown(completer=Words()) as stage:
+        await stage.type_text("/")
+        await until(lambda: stage.screen._draft.complete_state is not None)
+        assert len(stage.screen._list_menu_rows()) == 6
 
 
 async def test_text_after_the_end_is_written_as_it_is() -> None:
@@ -278,3 +281,53 @@ async def test_text_after_the_end_is_written_as_it_is() -> None:
     screen.flush()
     assert out.getvalue() == "one\r\ntwo\\x1b\r\n"
     assert screen.width == 40
+
+
+def paste(text: str) -> str:
+    return f"\x1b[200~{text}\x1b[201~"
+
+
+async def test_a_long_paste_is_folded_until_the_message_is_sent() -> None:
+    lines = [f"line {number}" for number in range(11)]
+    async with shown() as stage:
+        await stage.type_text("see ")
+        stage.keys.send_text(paste("\r\n".join(lines)))
+        stage.keys.send_text(paste("a\rb") + "!")
+        await until(lambda: stage.screen._draft.text.endswith("!"))
+        assert stage.screen._draft.text == "see [Pasted text #1 +11 lines]a\nb!"
+        await stage.press(ENTER, f"submit {'see ' + chr(10).join(lines) + 'a' + chr(10) + 'b!'!r}")
+        await stage.type_text("[Pasted text #1 +11 lines]")
+        await stage.press(ENTER, "submit '[Pasted text #1 +11 lines]'")
+
+
+@pytest.mark.parametrize(("rows", "height"), [(60, 15), (24, 8), (6, 3)])
+async def test_the_input_grows_to_a_third_of_the_screen(rows: int, height: int) -> None:
+    async with shown(rows=rows) as stage:
+        await stage.type_text("a" + "\x0a" * 14 + "b")
+        window = stage.screen._draft_window
+        assert window.preferred_height(40, rows).preferred == height
+        stage.screen.state.rows = lambda limit: ["row"] * 9
+        assert len(stage.screen._list_live_rows()) == 1
+
+
+async def test_earlier_messages_are_searched() -> None:
+    async with shown() as stage:
+        await stage.press(f"first{ENTER}", "submit 'first'")
+        await stage.press(f"second{ENTER}", "submit 'second'")
+        stage.keys.send_text("\x12fir")
+        await until(lambda: stage.screen._app.layout.is_searching)
+        stage.keys.send_text(ENTER)
+        await until(lambda: stage.screen._draft.text == "first")
+        await stage.press(ENTER, "submit 'first'")
+        # Esc ends a search, not the turn.
+        stage.keys.send_text("\x12x")
+        await until(lambda: stage.screen._app.layout.is_searching)
+        await stage.press(ESCAPE)
+        await until(lambda: not stage.screen._app.layout.is_searching)
+        assert stage.person.did == []
+
+
+async def test_a_text_is_copied_to_the_terminals_clipboard() -> None:
+    async with shown() as stage:
+        stage.screen.copy("hé")
+        assert "\x1b]52;c;aMOp\x07" in stage.out.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from induscode.frontends.terminal.screen import read_typed_ahead
+from induscode.frontends.terminal.devices import read_typed_ahead
 
 
 def test_lines_are_read_and_empty_ones_left_out() -> None:

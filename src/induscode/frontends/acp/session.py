@@ -326,7 +326,7 @@ class SessionModes:
 # or open another one, which the editor does. Command output becomes a session message.
 
 
-_TERMINAL_ONLY = frozenset({"exit", "fork", "help", "quit", "resume"})
+_TERMINAL_ONLY = frozenset({"clear", "copy", "exit", "fork", "help", "new", "quit", "resume"})
 
 
 class EditorCommands:
@@ -432,6 +432,9 @@ class EditorDialog:
 
     def offer_draft(self, text: str) -> None:
         """Do nothing: the protocol can't change the input line."""
+
+    def copy(self, text: str) -> None:
+        """Do nothing: the editor copies."""
 
     async def ask(self, question: Question) -> Reply:
         """Ask a question and wait for the answer."""

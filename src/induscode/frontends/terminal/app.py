@@ -9,12 +9,11 @@ that opened it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -29,11 +28,12 @@ from indusagi import __version__
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.text import cut_text, format_count
-from induscode.cli.terminal import escape_unprintable, redirected_status_lines
-from induscode.conversations.contract import RunResult, SpendLimit, ToolCalled
+from induscode.cli.terminal import escape_controls, escape_unprintable
+from induscode.conversations.contract import RunResult, SpendLimit, ToolAnswered, ToolCalled
 from induscode.frontends.terminal.blocks import cut_to_cells
 from induscode.frontends.terminal.complete import InputCompleter, open_history
-from induscode.frontends.terminal.render import EventRenderer, Palette, format_status
+from induscode.frontends.terminal.devices import redirected_messages
+from induscode.frontends.terminal.render import EventRenderer, Palette, format_farewell, format_status
 from induscode.frontends.terminal.screen import Screen
 from induscode.frontends.terminal.slash import (
     SlashCommand,
@@ -43,6 +43,7 @@ from induscode.frontends.terminal.slash import (
     name_slash_commands,
     parse_line,
 )
+from induscode.launch.settings import VI_MODE
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -59,6 +60,8 @@ _EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
 """How much a continued conversation shows of the last prompt and of the end of the last answer."""
 _GO_ON = "Go on."
 """The prompt to send after a failure that came after calls."""
+_SHOWN_LINES = 20
+"""Lines of a prompt to show, after the first."""
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
@@ -69,29 +72,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 async def _import_later(module: str) -> None:
     await to_thread.run_sync(import_module, module, abandon_on_cancel=True)
-
-
-class _LogHandler(logging.Handler):
-    """Passes the first line of each log message to a function; Python would write it to standard error."""
-
-    def __init__(self, output: Callable[[str], object]) -> None:
-        super().__init__(logging.WARNING)
-        self._output = output
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._output(record.getMessage().partition("\n")[0])
-
-
-@contextmanager
-def _redirected_messages(output: Callable[[str], object]) -> Generator[None]:
-    """Redirect status lines and log messages to a function inside the block."""
-    handler, root = _LogHandler(output), logging.getLogger()
-    root.addHandler(handler)
-    try:
-        with redirected_status_lines(output):
-            yield
-    finally:
-        root.removeHandler(handler)
 
 
 def run_interactive(invocation: Invocation, first: str = "") -> int:
@@ -129,12 +109,14 @@ class InteractiveApp:
         self._next: Invocation | None = None
         self._interrupted_at = self._escaped_at = float("-inf")
         self._exit_code = 0
+        self._farewell = ""
         self._noted: set[str] = set()
         self._faults: dict[str, str] = {}
         self._announce_start: Callable[[FleetEvent], None] | None = None
         self._completer: Completer | None = None
         completer = DynamicCompleter(lambda: self._completer)
-        self.screen = Screen(self, color=self.color, history=open_history(), completer=completer)
+        vi = bool(invocation.settings.get(VI_MODE))
+        self.screen = Screen(self, color=self.color, vi=vi, history=open_history(), completer=completer)
         self.screen.state.status = lambda width: format_status(self._conversation, width, Palette(self.color))
         self.screen.state.activity = self._format_activity
         self.screen.state.rows = self._list_live_rows
@@ -155,7 +137,7 @@ class InteractiveApp:
         self.screen.flush()
         try:
             # Nothing else may write to the terminal while the screen is up.
-            with _redirected_messages(lambda line: loop.call_soon_threadsafe(self._show_note, line)):
+            with redirected_messages(lambda line: loop.call_soon_threadsafe(self._show_note, line)):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self.screen.run)
                     try:
@@ -166,12 +148,16 @@ class InteractiveApp:
         finally:
             for number in (*_SIGNALS, signal.SIGINT):
                 loop.remove_signal_handler(number)
+        if self._farewell:
+            self.screen.print(Palette(self.color).paint(self._farewell, "2"))
+            self.screen.flush()
         return self._exit_code
 
     # -- user actions -------------------------------------------------------------------------
 
     def submit(self, text: str) -> None:
         """Queue a message. `/tasks` runs during a turn too, to watch and stop its agents."""
+        text = "/help keys" if text == "?" else text
         words = text.split()
         if self._turn_tasks is not None and words[:1] == ["/tasks"] and words[1:2] != ["resume"]:
             self._turn_tasks.start_soon(self._run_during_turn, text)
@@ -341,6 +327,7 @@ class InteractiveApp:
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)
             finally:
+                self._farewell = format_farewell(self._conversation)
                 self._conversation = None
 
     async def _converse(self, conversation: Conversation) -> Invocation | None:
@@ -352,6 +339,8 @@ class InteractiveApp:
             if message.startswith("/"):
                 self.screen.show(f"> {message}")
                 await self._run_command(message)
+            elif message.startswith("!"):
+                await self._run_shell(conversation, message.removeprefix("!").strip())
             else:
                 self._prompt = message
             if self._prompt is not None:
@@ -467,6 +456,29 @@ class InteractiveApp:
         finally:
             self._turn = None
 
+    async def _run_shell(self, conversation: Conversation, command: str) -> None:
+        """Run a shell command of the user. The model gets its output with the next prompt."""
+        from indusagi.capabilities.web.fetch import fence_text  # noqa: PLC0415 — after the first prompt
+
+        self._show_message(f"!{command}")
+        self._turn = CancelToken(self._leaving)
+        self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
+
+        async def show(event: RunEvent) -> None:
+            if self._renderer is not None and not isinstance(event, ToolAnswered):
+                self._renderer.feed(event)
+
+        try:
+            text = await conversation.run_command(command, sink=show, cancel=self._turn, dialog=self.screen)
+        except (CoreError, OSError) as exc:
+            text = str(exc)
+        finally:
+            self._turn = self._renderer = None
+        self.screen.print(escape_controls(text))
+        self.screen.print("\n")
+        output = fence_text(f"$ {command}\n{text}", "output", "a command")
+        conversation.facts.append(f"The user ran a command:\n{output}")
+
     async def _run_during_turn(self, line: str) -> None:
         name, rest = parse_line(line)
         try:
@@ -480,12 +492,13 @@ class InteractiveApp:
 
     async def _run_turn(self, conversation: Conversation, message: str) -> None:
         """Answer one message, printing text and calls as they finish."""
-        from induscode.conversations.mentions import attach_mentions  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.mentions import attach_mentions, attach_pictures  # noqa: PLC0415 — after the first prompt
 
         self._show_message(message)
-        self._turn, prompt = CancelToken(self._leaving), message
+        self._turn, prompt, pictures = CancelToken(self._leaving), message, ()
         with self._turn.guard():
             prompt, notes = await attach_mentions(message, conversation.session)
+            pictures, notes = await attach_pictures(message, conversation.invocation.cwd, notes)
             for note in notes:
                 self.screen.show(f"note: {note}")
         self._called = False
@@ -501,7 +514,7 @@ class InteractiveApp:
                 self._server_wait = None
                 take = partial(self._take_messages, conversation)
                 result = await conversation.run_turn(
-                    prompt, sink=self._show_event, cancel=self._turn, take_messages=take
+                    prompt, sink=self._show_event, cancel=self._turn, attachments=pictures, take_messages=take
                 )
             except Exception as exc:  # noqa: BLE001 — boundary: a failing turn doesn't end the session
                 result = RunResult(reason="error", message=describe_error(exc))
@@ -524,6 +537,8 @@ class InteractiveApp:
 
     def _show_message(self, message: str) -> None:
         first, *more = message.split("\n")
+        if len(more) > _SHOWN_LINES:
+            more = [*more[:_SHOWN_LINES], f"… {format_count(len(more) - _SHOWN_LINES, 'more line')}"]
         for line in (f"> {first}", *(f"  {line}" for line in more)):
             self.screen.show(line)
 
@@ -532,7 +547,7 @@ class InteractiveApp:
         from induscode.conversations.mentions import attach_mentions  # noqa: PLC0415 — after the first prompt
 
         taken: list[str] = []
-        while self._messages and not self._messages[0].startswith("/"):
+        while self._messages and not self._messages[0].startswith(("/", "!")):
             message = self._pop_message()
             if not taken and self._renderer is not None:
                 self.screen.print(self._renderer.finish())

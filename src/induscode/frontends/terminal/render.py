@@ -272,6 +272,16 @@ def format_status(conversation: Conversation | None, width: int, palette: Palett
     return row
 
 
+def format_farewell(conversation: Conversation) -> str:
+    """Say how to resume a conversation, and what the session used."""
+    usage = conversation.usage
+    if not usage.requests:
+        return ""
+    facts = [f"{format_tokens(usage.input_tokens + usage.output_tokens)} tokens"]
+    facts += [f"${usage.cost_usd:.2f}"] if usage.cost_usd else []
+    return f"Resume: indus -c · {', '.join(facts)}"
+
+
 def format_tokens(count: int) -> str:
     """Format a number of tokens: 950, 12.3k, 1.2M."""
     if count < 1_000:

@@ -9,54 +9,46 @@ alternate screen, scroll regions or full-display erases (CSI 2 J, CSI 3 J).
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
+import base64
 import sys
-import termios
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.data_structures import Size
-from prompt_toolkit.filters import Condition
+from prompt_toolkit.enums import EditingMode
+from prompt_toolkit.filters import Condition, is_searching, vi_insert_mode
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.input import Input, create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import ConditionalContainer, HSplit, Layout, Window
-from prompt_toolkit.layout.controls import BufferControl, FormattedTextControl
+from prompt_toolkit.layout.controls import BufferControl, FormattedTextControl, SearchBufferControl
 from prompt_toolkit.layout.dimension import Dimension
-from prompt_toolkit.layout.processors import (
-    BeforeInput,
-    ConditionalProcessor,
-    PasswordProcessor,
-    Processor,
-    Transformation,
-)
+from prompt_toolkit.layout.processors import BeforeInput, ConditionalProcessor, PasswordProcessor, Processor
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.utils import get_cwidth
 
 from induscode.cli.dialog import Choice, Question, Reply
-from induscode.cli.terminal import escape_controls, escape_unprintable, redirect_to_null
+from induscode.cli.terminal import escape_unprintable
+from induscode.frontends.terminal.devices import FoldedPastes, VisibleInput, open_output, read_typed_ahead
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
-    from prompt_toolkit.layout.processors import TransformationInput
 
 
 REGION_ROWS = 8
-"""Maximum height of the live region."""
-_INPUT_ROWS = 3
-_MENU_ROWS = 4
+"""Maximum height of the live region, unless the input or the menu grows: to a third of the screen."""
+_LEAST_INPUT_ROWS, _MOST_MENU_ROWS = 3, 10
+_MENU_NAME = 32
+"""Widest name in the completion menu whose description is aligned."""
 _FRAME_S = 1 / 30
 """Minimum time between redraws not caused by a key."""
 _PAUSE_S = 1.0
 """A question waits for a typing pause of this length, so that it never takes typed text as its answer."""
-_JOINERS = "\u200c\u200d"
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 """Synchronized output: terminals that support it apply the changes in between at once; others ignore it."""
 
@@ -131,56 +123,6 @@ class _Region(Application[None]):
         self._redraw()
 
 
-class _TerminalOutput(Vt100_Output):
-    """Standard output that goes silent once the terminal is gone: SIGHUP or end of input ends the session."""
-
-    def flush(self) -> None:
-        try:
-            super().flush()
-        except OSError:
-            redirect_to_null(sys.stdout.fileno())
-
-
-class _VisibleInput(Processor):
-    """Replaces bidi controls and other invisible characters in the input by a visible sign.
-
-    prompt_toolkit already shows control characters. Joiners of emoji and scripts stay.
-    """
-
-    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        def show(text: str) -> str:
-            return "".join(c if c < "\xa0" or c in _JOINERS or escape_controls(c) == c else "�" for c in text)
-
-        return Transformation([(part[0], show(part[1])) for part in transformation_input.fragments])
-
-
-def open_output() -> Vt100_Output:
-    """Open standard output. Never queries the cursor position, as the reply could arrive as typed text."""
-
-    def get_size() -> Size:
-        try:
-            columns, rows = os.get_terminal_size(sys.stdout.fileno())
-        except OSError:
-            columns, rows = 0, 0
-        return Size(rows=rows or 24, columns=columns or 80)
-
-    return _TerminalOutput(sys.stdout, get_size, term=os.environ.get("TERM"), enable_bell=False, enable_cpr=False)
-
-
-def read_typed_ahead(descriptor: int) -> list[str]:
-    """Read lines entered before the terminal switched to raw mode.
-
-    The kernel turned their Enter into a newline (ICRNL, termios(3)), which in raw mode would continue the message.
-    """
-    data = b""
-    try:
-        while count := int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder):
-            data += os.read(descriptor, count)
-    except OSError:  # the terminal is gone
-        return []
-    return [line for line in data.decode("utf-8", "replace").split("\n") if line.strip()]
-
-
 class Screen:
     """The terminal of one session. Write with `print`, ask with `ask`, and start `run` as a task."""
 
@@ -189,6 +131,7 @@ class Screen:
         listener: ScreenListener,
         *,
         color: bool,
+        vi: bool = False,
         history: History | None = None,
         completer: Completer | None = None,
         input: Input | None = None,
@@ -217,9 +160,14 @@ class Screen:
             on_text_changed=self._note_typing,
         )
         self._answer = Buffer(multiline=False)
+        self._search = SearchBufferControl(Buffer(multiline=False), [BeforeInput("search: ")])
+        self._pastes = FoldedPastes()
+        self._is_editing = False
+        """Whether an editor has the terminal."""
         self._app = _Region(
             layout=self._build_layout(),
             key_bindings=self._build_keys(),
+            editing_mode=EditingMode.VI if vi else EditingMode.EMACS,
             input=input or create_input(sys.stdin),
             output=self._output,
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
@@ -261,6 +209,8 @@ class Screen:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._is_editing:
+            return
         encoding = self._output.encoding()
         # Escape characters that the terminal's encoding lacks.
         text = "".join(self._pending).encode(encoding, "backslashreplace").decode(encoding)
@@ -301,6 +251,12 @@ class Screen:
         if self._app.is_running and not self._app.is_done:
             self.flush()
             self._app.exit()
+
+    def copy(self, text: str) -> None:
+        """Send a text to the terminal's clipboard: OSC 52, which tmux and most terminals accept."""
+        data = base64.b64encode(text.encode("utf-8", "replace")).decode()
+        self._output.write_raw(f"\x1b]52;c;{data}\x07")
+        self._output.flush()
 
     @property
     def draft(self) -> str:
@@ -384,10 +340,11 @@ class Screen:
         choosing = asking & ~asking_text
         secret = Condition(lambda: self._open is not None and self._open.question.secret)
 
-        def input_window(buffer: Buffer, *processors: Processor) -> Window:
+        def input_window(control: BufferControl, *processors: Processor) -> Window:
+            control.input_processors = [VisibleInput(), *processors]
             return Window(
-                BufferControl(buffer, input_processors=[_VisibleInput(), *processors]),
-                height=Dimension(min=1, max=_INPUT_ROWS),
+                control,
+                height=lambda: Dimension(min=1, max=self._find_third()),
                 wrap_lines=True,
                 dont_extend_height=True,
             )
@@ -399,9 +356,10 @@ class Screen:
                 dont_extend_height=True,
             )
 
-        self._draft_window = input_window(self._draft, BeforeInput("> ", "bold" if self._color else ""))
+        control = BufferControl(self._draft, search_buffer_control=self._search)
+        self._draft_window = input_window(control, BeforeInput("> ", "bold" if self._color else ""))
         hide_secret = ConditionalProcessor(PasswordProcessor(), secret)
-        self._answer_window = input_window(self._answer, BeforeInput("> "), hide_secret)
+        self._answer_window = input_window(BufferControl(self._answer), BeforeInput("> "), hide_secret)
         return Layout(
             HSplit(
                 [
@@ -409,6 +367,7 @@ class Screen:
                     text_window(self._list_activity_rows),
                     ConditionalContainer(text_window(self._list_choice_rows), choosing),
                     ConditionalContainer(self._draft_window, ~asking),
+                    ConditionalContainer(Window(self._search, height=1), is_searching),
                     ConditionalContainer(self._answer_window, asking_text),
                     ConditionalContainer(text_window(self._list_menu_rows), ~asking),
                     text_window(self._list_status_rows),
@@ -438,13 +397,21 @@ class Screen:
         state = self._draft.complete_state
         if state is None:
             return []
-        at = state.complete_index or 0
-        first = min(max(0, at - _MENU_ROWS + 1), max(0, len(state.completions) - _MENU_ROWS))
+        at, found = state.complete_index or 0, state.completions
+        count = min(_MOST_MENU_ROWS, self._find_third())
+        first = min(max(0, at - count + 1), max(0, len(found) - count))
+        shown = found[first : first + count]
+        width = min(_MENU_NAME, max((get_cwidth(one.display_text) for one in shown), default=0))
         rows: list[str] = []
-        for index, completion in enumerate(state.completions[first : first + _MENU_ROWS], first):
-            mark = "▸" if index == state.complete_index else " "
-            rows.append(self._fit(f"{mark} {completion.display_text}  {completion.display_meta_text}".rstrip()))
-        return rows
+        for index, completion in enumerate(shown, first):
+            mark, name = "▸" if index == state.complete_index else " ", completion.display_text
+            gap = " " * max(0, width - get_cwidth(name))
+            rows.append(self._fit(f"{mark} {name}{gap}  {completion.display_meta_text}".rstrip()))
+        return [*rows, self._fit(f"  {at + 1}/{len(found)}")] if len(found) > count else rows
+
+    def _find_third(self) -> int:
+        """Return the rows that the input or its menu may take: a third of the screen."""
+        return max(_LEAST_INPUT_ROWS, self._output.get_size().rows // 3)
 
     def _list_choice_rows(self) -> list[str]:
         if self._open is None:
@@ -489,7 +456,7 @@ class Screen:
 
     def _build_keys(self) -> KeyBindings:
         asking, asking_text = Condition(self._is_asking), Condition(self._is_asking_text)
-        choosing, typing = asking & ~asking_text, ~asking
+        choosing, typing = asking & ~asking_text, ~asking & ~is_searching
         empty = Condition(lambda: not self._draft.text)
         keys = KeyBindings()
         keys.add("enter", filter=typing)(self._enter_message)
@@ -503,9 +470,12 @@ class Screen:
         keys.add(Keys.Any, filter=choosing)(self._choose_answer)
         queued = Condition(lambda: bool(self.state.queued))
         keys.add("up", filter=typing & empty & queued)(self._take_back)
-        keys.add("c-c")(self._interrupt)
+        keys.add(Keys.BracketedPaste, filter=typing)(self._paste)
+        keys.add("c-x", "c-e", filter=typing)(self._open_editor)
+        keys.add("c-g", filter=typing)(self._open_editor)
+        keys.add("c-c", filter=~is_searching)(self._interrupt)
         keys.add("<sigint>")(self._interrupt)
-        keys.add("escape")(self._escape)
+        keys.add("escape", filter=~is_searching & ~(vi_insert_mode & typing))(self._escape)
         keys.add("c-d", filter=empty)(self._end_input)
         keys.add("s-tab", filter=typing)(self._handle_control)
         keys.add("c-l")(self._handle_control)
@@ -526,6 +496,7 @@ class Screen:
             self._draft.delete_before_cursor()
             self._draft.insert_text("\n")
             return
+        self._unfold()
         text = self._draft.text.strip()
         if text:
             self._draft.append_to_history()
@@ -536,6 +507,25 @@ class Screen:
     def _clear_draft(self) -> None:
         self._draft.reset()
         self._note_typing(self._draft)  # `reset` doesn't fire a change event
+
+    def _paste(self, event: KeyPressEvent) -> None:
+        self._draft.insert_text(self._pastes.fold(event.data))
+
+    def _unfold(self) -> None:
+        text = self._pastes.unfold(self._draft.text)
+        if text != self._draft.text:
+            self._draft.text = text
+
+    def _open_editor(self, _: KeyPressEvent) -> None:
+        """Edit the message in `$VISUAL` or `$EDITOR`; output waits meanwhile."""
+        self._unfold()
+        self._is_editing = True
+
+        def end(_: object) -> None:
+            self._is_editing = False
+            self.refresh()
+
+        self._draft.open_in_editor().add_done_callback(end)
 
     def _take_back(self, _: KeyPressEvent) -> None:
         self._draft.insert_text(self._listener.recall())

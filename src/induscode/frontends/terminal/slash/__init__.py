@@ -45,6 +45,10 @@ class SlashScreen(Protocol):
         """Ask a question and wait for the answer."""
         ...
 
+    def copy(self, text: str) -> None:
+        """Copy a text to the terminal's clipboard. An editor has its own."""
+        ...
+
     def offer_draft(self, text: str) -> None:
         """Put a text into the input line if it's empty. An editor's stays as it is."""
         ...
@@ -158,4 +162,7 @@ def find_command(name: str, commands: Mapping[str, SlashCommand]) -> SlashComman
         return commands[matches[0]]
     if matches:
         raise SlashError(f"/{name} may be {', '.join(f'/{match}' for match in matches)}")
-    raise SlashError(f"unknown command /{name}: type / to see all")
+    from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
+
+    similar = find_similar_name(name, [*commands])
+    raise SlashError(f"unknown command /{name}: " + (f"did you mean /{similar}?" if similar else "type / to see all"))

@@ -38,6 +38,7 @@ from induscode.conversations.transcript import (
 from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.render import format_tokens
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm_end_of_jobs, pick
+from induscode.frontends.terminal.slash.conversation import CONVERSATION
 from induscode.frontends.terminal.slash.mcp import MCP
 from induscode.frontends.terminal.slash.prompts import (
     MEMORY,
@@ -139,20 +140,31 @@ def _shorten(host: SlashHost, path: str) -> str:
 
 
 _KEYS = (
-    "Esc stops the turn (twice without one: /rewind), Ctrl-C too (twice: leave), Shift-Tab switches plan mode, "
-    "@ completes a file, Alt-Enter or \\ at the end begins a new line"
+    ("Enter", "send the message, during a turn too"),
+    ("Alt-Enter, \\ Enter", "begin a new line"),
+    ("Esc", "stop the turn; twice without one: /rewind"),
+    ("Ctrl-C", "stop the turn; twice: leave"),
+    ("Shift-Tab", "switch the mode"),
+    ("Up, Ctrl-R", "earlier messages; search them. Up takes queued messages back"),
+    ("Ctrl-G, Ctrl-X Ctrl-E", "write in $EDITOR"),
+    ("@PATH", "attach a file or a picture"),
+    ("!COMMAND", "run a shell command; the model gets its output with your next message"),
+    ("/NAME", "run a command: /help lists them"),
 )
 
 
 async def _show_help(host: SlashHost, rest: str) -> None:
     name, commands = rest.removeprefix("/"), host.commands
+    if name == "keys":
+        host.print_table(("KEY", ""), [*_KEYS])
+        return
     if name and name not in commands:
         raise SlashError(f"unknown command /{name}: type / to see all")
     shown = [commands[name]] if name else commands.values()
     rows = [(f"/{command.name} {command.usage}".rstrip(), command.describe) for command in shown]
     host.print_table(("COMMAND", ""), rows)
     if not name:
-        host.screen.show(_KEYS)
+        host.screen.show("? lists the keys")
 
 
 async def _leave(host: SlashHost, rest: str) -> None:
@@ -494,31 +506,46 @@ async def _compact(host: SlashHost, rest: str) -> None:
 # -- the table --------------------------------------------------------------------------------
 
 
-COMMANDS = (
-    ADDONS,
-    SlashCommand(
-        name="compact", usage="[INSTRUCTIONS]", describe="summarize older messages to free context", run=_compact
-    ),
-    SlashCommand(name="context", describe="what fills the context window", run=_show_context),
-    SlashCommand(name="cost", describe="requests, tokens and cost of this conversation", run=_show_cost),
-    SlashCommand(name="exit", describe="leave the session", run=_leave),
-    SlashCommand(name="fork", describe="continue in a copy", run=_fork),
-    SlashCommand(name="help", usage="[COMMAND]", describe="list the commands", run=_show_help),
-    MCP,
-    MEMORY,
-    SlashCommand(name="model", usage="[NAME]", describe="show the model, or switch to another", run=_switch_model),
-    PERMISSIONS,
-    SlashCommand(name="plan", usage="[on|off]", describe="plan mode: only read-only tools run", run=_set_plan_mode),
-    SlashCommand(name="quit", describe="leave the session", run=_leave),
-    SlashCommand(name="resume", usage="[N|ID|--json]", describe="pick a conversation of this directory", run=_resume),
-    SlashCommand(
-        name="rewind",
-        usage="[N] [files|talk|both]",
-        describe="return files, conversation or both to the state before a prompt",
-        run=_rewind,
-    ),
-    TASKS,
-    TOOLS,
+COMMANDS = tuple(
+    sorted(
+        (
+            ADDONS,
+            *CONVERSATION,
+            SlashCommand(
+                name="compact",
+                usage="[INSTRUCTIONS]",
+                describe="summarize older messages to free context",
+                run=_compact,
+            ),
+            SlashCommand(name="context", describe="what fills the context window", run=_show_context),
+            SlashCommand(name="cost", describe="requests, tokens and cost of this conversation", run=_show_cost),
+            SlashCommand(name="exit", describe="leave the session", run=_leave),
+            SlashCommand(name="fork", describe="continue in a copy", run=_fork),
+            SlashCommand(name="help", usage="[COMMAND]", describe="list the commands", run=_show_help),
+            MCP,
+            MEMORY,
+            SlashCommand(
+                name="model", usage="[NAME]", describe="show the model, or switch to another", run=_switch_model
+            ),
+            PERMISSIONS,
+            SlashCommand(
+                name="plan", usage="[on|off]", describe="plan mode: only read-only tools run", run=_set_plan_mode
+            ),
+            SlashCommand(name="quit", describe="leave the session", run=_leave),
+            SlashCommand(
+                name="resume", usage="[N|ID|--json]", describe="pick a conversation of this directory", run=_resume
+            ),
+            SlashCommand(
+                name="rewind",
+                usage="[N] [files|talk|both]",
+                describe="return files, conversation or both to the state before a prompt",
+                run=_rewind,
+            ),
+            TASKS,
+            TOOLS,
+        ),
+        key=lambda command: command.name,
+    )
 )
 """The built-in commands, by name."""
 
