@@ -165,6 +165,10 @@ def test_one_of_several_kinds_is_chosen() -> None:
             "refers to your variables",
         ),
         (
+            package("npm", "name", environmentVariables=[{"name": "X", "default": "${cmd:id}"}]),
+            "refers to your variables",
+        ),
+        (
             package("npm", "name", packageArguments=[{"type": "named", "name": "--a=${HOME}", "isRequired": True}]),
             "refers to your variables",
         ),

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import anyio
 
-from indusagi.core.secrets import find_references
 from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK, Clock
 from indusagi.interop.auth.contract import (
@@ -29,7 +28,7 @@ from indusagi.interop.auth.contract import (
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.metadata import IssuerMetadata, canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.requests import AuthIO, Challenge, HttpReply, find_oauth_challenge, parse_challenges
-from indusagi.interop.auth.secrets import SecretFault, reveal_in_thread
+from indusagi.interop.auth.secrets import SecretFault, reveal_value
 from indusagi.interop.auth.token_endpoint import ProofKey, exchange_subject
 from indusagi.net.address import PRIVATE_KINDS, FetchError, HttpPolicy, classify_address
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
@@ -229,11 +228,11 @@ class AuthDriver(AuthIO):
         """Return the settings with the secrets that they refer to, for one request; raises `AuthFault` without one."""
         settings, provider = self.auth.settings, self.auth.settings.identity_provider
         try:
-            if any(find_references([settings.client_secret, settings.private_key, settings.assertion])):
-                settings = await reveal_in_thread(settings, "client_secret", "private_key", "assertion")
-            if provider is not None and any(find_references([provider.client_secret, provider.id_token])):
-                provider = await reveal_in_thread(provider, "client_secret", "id_token")
-                settings = replace(settings, identity_provider=provider)
+            names = ("client_secret", "private_key", "assertion")
+            settings = replace(settings, **await reveal_value({name: getattr(settings, name) for name in names}))
+            if provider is not None:
+                values = {name: getattr(provider, name) for name in ("client_secret", "id_token")}
+                settings = replace(settings, identity_provider=replace(provider, **await reveal_value(values)))
         except SecretFault as exc:
             raise AuthFault(f"{self.resource}: {exc}", is_transient=True) from exc
         if not settings.assertion_file:

@@ -14,7 +14,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
 from indusagi.core.app_dirs import read_small_file
@@ -146,13 +145,6 @@ def reveal(text: str) -> str:
     return "".join(part if isinstance(part, str) else read_secret(part) for part in text.parts)
 
 
-def reveal_fields(record: T, *names: str) -> T:
-    """Return a record with the references in some of its fields replaced. Blocks; raises like `reveal`."""
-    old = {name: getattr(record, name) for name in names}
-    new = {name: _reveal_all(value) for name, value in old.items() if any(find_references(value))}
-    return cast("T", replace(cast("Any", record), **new)) if new else record
-
-
 def _reveal_all(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _reveal_all(member) for key, member in cast("Mapping[Any, Any]", value).items()}
@@ -169,11 +161,6 @@ async def reveal_value(value: T) -> T:
 def reveal_variable(name: str, environ: Mapping[str, str]) -> str:
     """Return the value of a variable of ours, or of the secret it refers to; empty if unset. Raises like `reveal`."""
     return reveal(parse_secret_text(environ.get(name, "").strip()))
-
-
-async def reveal_in_thread(record: T, *names: str) -> T:
-    """Run `reveal_fields` in a daemon thread: neither a cancelled caller nor our exit waits for a keyring."""
-    return await run_in_daemon_thread("secrets", reveal_fields, record, *names)
 
 
 def read_secret(reference: SecretReference) -> str:

@@ -16,7 +16,7 @@ import shlex
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.backoff import grow_pause
@@ -284,13 +284,14 @@ async def reveal_config(config: C) -> C:
     """
     is_process = isinstance(config, StdioServerConfig)
     names = ("args", "env") if is_process else ("url", "headers", "proxy")
-    if not any(find_references([getattr(config, name) for name in names])):
+    values = {name: getattr(config, name) for name in names}
+    if not any(find_references(values)):
         return config
-    from indusagi.interop.auth.secrets import SecretFault, reveal_in_thread  # noqa: PLC0415 — for such rows alone
+    from indusagi.interop.auth.secrets import SecretFault, reveal_value  # noqa: PLC0415 — for such rows alone
 
     problem = "a secret has characters that its url can't hold: percent-encode it"
     try:
-        revealed = await reveal_in_thread(config, *names)
+        revealed = replace(config, **await reveal_value(values))
         if isinstance(revealed, StdioServerConfig) or isinstance(config, StdioServerConfig):
             return revealed
         if find_literal_host(revealed.url) == find_literal_host(config.url):
