@@ -21,6 +21,7 @@ from tests.support.waiting import until
 from indusagi.core.secrets import hide_secrets
 from indusagi.core.time import DAY_MS
 from indusagi.interop import HttpSettings, create_provider_host
+from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, current_identity
 from indusagi.runtime.calls import current_client
@@ -91,8 +92,12 @@ class ServedBench:
     """The tools of a bench, as a gateway's views expect them."""
 
     def __init__(self, bench: Bench) -> None:
-        self._box = bench.box()
-        self.context = bench.context
+        self._bench, self.context = bench, bench.context
+        self.renew()
+
+    def renew(self) -> None:
+        """Serve the present tools of the bench."""
+        self._box = self._bench.box()
 
     @property
     def runner(self) -> Any:
@@ -120,8 +125,8 @@ class ServedBench:
 class Served:
     """A host with named tokens, and a client."""
 
-    def __init__(self, url: str, client: httpx2.AsyncClient, bench: Bench, book: TokenBook) -> None:
-        self.url, self.client, self.bench, self.book = url, client, bench, book
+    def __init__(self, url: str, client: httpx2.AsyncClient, bench: Bench, book: TokenBook, box: ServedBench) -> None:
+        self.url, self.client, self.bench, self.book, self.box = url, client, bench, book, box
 
     async def send(self, token: str, method: str, path: str = "", session: str = "", **params: Any) -> httpx2.Response:
         """Send a request: of a session, or self-contained."""
@@ -132,7 +137,11 @@ class Served:
             headers |= {"mcp-protocol-version": "2026-07-28", "mcp-method": method}
             headers |= {"mcp-name": params["name"]} if "name" in params else {}
             client = {"name": "hand", "version": "1"}
-            meta = {"protocolVersion": "2026-07-28", "clientCapabilities": {}, "clientInfo": client}
+            meta: dict[str, Any] = {
+                "protocolVersion": "2026-07-28",
+                "clientCapabilities": {"elicitation": {"form": {}}},
+                "clientInfo": client,
+            }
             params["_meta"] = {f"io.modelcontextprotocol/{key}": value for key, value in meta.items()}
         frame = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         return await self.client.post(self.url + path, json=frame, headers=headers)
@@ -168,7 +177,7 @@ async def served(store: TokenStore, **settings: Any) -> AsyncGenerator[Served]:
     host = create_provider_host(lambda: box, choose_view=views.choose)
     chosen = HttpSettings(tokens=(OWN,), named=book, views=views.list_open(), **settings)
     async with host.serve_http(chosen) as serving, httpx2.AsyncClient(timeout=60) as client:
-        yield Served(serving.url, client, bench, book)
+        yield Served(serving.url, client, bench, book, box)
 
 
 # -- access -----------------------------------------------------------------------------------
@@ -291,6 +300,30 @@ async def test_a_revoked_token_loses_its_stream_its_call_and_its_session(store: 
             assert refused.status_code == 401
             assert "the token 'ci' was revoked at" in refused.json()["error"]["message"]
         assert (await host.send(other, "tools/list", session=kept)).status_code == 200
+
+
+async def test_a_call_that_waits_for_an_answer_ends_with_its_token(store: TokenStore) -> None:
+    token = await put(store, "ci")
+    async with served(store) as host:
+        ended: list[str] = []
+
+        async def ask(_: JsonObject, __: ToolContext) -> ToolAnswer:
+            caller = current_caller.get()
+            assert caller is not None
+            try:
+                await caller.ask("elicitation/create", {"message": "Sure?", "requestedSchema": {"type": "object"}})
+            finally:
+                ended.append("ended")
+            return "done"
+
+        host.bench.add("ask", ask)
+        host.box.renew()
+        answer = await host.send(token, "tools/call", name="ask", arguments={})
+        assert answer.json()["result"]["resultType"] == "input_required"
+        assert ended == []
+        await change(store, "ci", revoked_ms=1)
+        await host.book.poll()
+        await until(lambda: ended != [])
 
 
 async def test_an_expired_token_ends_like_a_revoked_one(store: TokenStore, monkeypatch: pytest.MonkeyPatch) -> None:

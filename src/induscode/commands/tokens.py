@@ -49,7 +49,7 @@ _at_least_one = click.IntRange(1, 1_000_000_000_000)
         "revoke": LazyCommand("end a token and its sessions", ":revoke"),
         "lock": LazyCommand("lock a principal of indus serve --auth out", ":lock"),
         "unlock": LazyCommand("let a principal in again", ":unlock"),
-        "audit": LazyCommand("show what happened to tokens, and who used them", ":audit"),
+        "audit": LazyCommand("show the history of tokens, and who used them", ":audit"),
     },
 )
 def command() -> None:
@@ -108,7 +108,7 @@ def _put(store: TokenStore, entry: TokenEntry, known: TokenEntry | None, event: 
     metavar="SCOPES",
     default=f"{LIST_SCOPE} {CALL_SCOPE}",
     show_default=True,
-    help=f"What it allows: {', '.join(SCOPES)}, {CALL_SCOPE}:SERVER.",
+    help=f"Its scopes: {', '.join(SCOPES)}, {CALL_SCOPE}:SERVER.",
 )
 @click.option("--expires", metavar="AGE", help="End it after this time: 12h, 30d.")
 @click.option("--calls-per-day", type=_at_least_one, metavar="N", help="The most calls per day (UTC).")
@@ -227,7 +227,7 @@ def unlock(principal: str) -> int:
 @click.command("list")
 @as_json
 def list_tokens(*, as_json: bool) -> int:
-    """List tokens and locked-out principals, with their last use and what they used today (UTC)."""
+    """List tokens and locked-out principals, with their last use and today's (UTC)."""
     with _opened_store() as store:
         entries, uses = store.list_entries(), store.list_uses()
     entries = [one for one in entries if one.kind == "token" or one.revoked_ms]
@@ -286,7 +286,7 @@ def _format_today(entry: TokenEntry, used: JsonObject) -> str:
 @click.argument("name", required=False)
 @as_json
 def audit(name: str | None, *, as_json: bool) -> int:
-    """Show the events of tokens and principals from the ledger, and what the call records say about each.
+    """Show the events of tokens and principals from the ledger, and their calls from the call records.
 
     With NAME, only those of this token or principal.
     """

@@ -64,7 +64,7 @@ RULES = "the rules of the cluster"
 _JOIN_S = 5.0
 """How long a call waits for the brokers, to learn what its client has read, or its budget, at other nodes."""
 _USES_S = 2.0
-"""How often what tokens have used is shared."""
+"""How often uses of tokens are shared."""
 
 
 def find_config_path(node: str) -> str:
@@ -125,7 +125,7 @@ class TokenSharing:
             await self._send()
 
     async def take(self) -> bool:
-        """Store what the other nodes share, and return whether an entry of a token is new."""
+        """Store the entries of the other nodes, and return whether one of a token is new."""
         shared = {**self._table.list(TOKEN), **self._table.list(USE)}
         new = {key: value for key, value in shared.items() if self._known.get(key) != value}
         self._known |= new

@@ -1,4 +1,4 @@
-"""The named tokens of a running gateway: who presents one, when its access ends, and what's left of its budget.
+"""The named tokens of a running gateway: who presents one, when its access ends, and its budget.
 
 Entries come from the file of tokens, which this follows, so a revoked token loses its access within a moment. Calls of
 a budget are taken from the file in small parts, each in one transaction: gateways that share it never exceed it.
@@ -23,6 +23,7 @@ from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, curre
 from indusagi.runtime.calls import current_completion
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolResult
 from induscode.calls.record import estimate_size, measure_result
+from induscode.cli.terminal import print_status
 from induscode.gateway.tokens import (
     Budget,
     TokenEntry,
@@ -50,7 +51,7 @@ Grant: TypeAlias = Callable[[str, int, int, int], Awaitable[int]]
 
 @dataclass(slots=True)
 class _Spending:
-    """What an owner has spent here today, since it was last written."""
+    """The use of an owner here today, since it was last written."""
 
     use: TokenUse
     granted: int = 0
@@ -82,6 +83,7 @@ class TokenBook:
         self._grant = grant or self._take_part
         self._default, self._node = default or Budget(), node
         self._version: tuple[int, ...] | None = None
+        self._problem = ""
         self._entries: Mapping[tuple[str, str], TokenEntry] = {}
         self._by_digest: Mapping[bytes, TokenEntry] = {}
         self._accepted: frozenset[str] = frozenset()
@@ -190,8 +192,11 @@ class TokenBook:
                 await self.load()
             else:
                 self._check_ends()
+            self._problem = ""
         except (OSError, ValueError, sqlite3.Error) as exc:
-            _log.debug("the tokens cannot be read: %s", exc)
+            if str(exc) != self._problem:
+                self._problem = str(exc)
+                print_status(f"the tokens can't be read, so a revoked one isn't noticed: {exc}")
         await self._write_uses()
 
     # -- budgets ----------------------------------------------------------------------------
@@ -291,7 +296,7 @@ class TokenBook:
             raise
 
     async def _write_uses(self, *, gives_back: bool = False) -> None:
-        """Write what was used since the last time, and at the end give back calls that weren't made."""
+        """Write all uses since the last time, and at the end give back calls that weren't made."""
         today, has_changed = find_day(), False
         try:
             for (owner, day), spending in [*self._spending.items()]:

@@ -1,4 +1,4 @@
-"""Named tokens of a gateway, principals that are locked out, and what each has used: one private file.
+"""Named tokens of a gateway, principals that are locked out, and their use: one private file.
 
 A token is 256 random bits, so its plain SHA-256 is all we store: nobody can guess it from the digest, and a slow hash
 would only slow down requests. Entries of revoked tokens stay, so that other nodes of a cluster learn about them.
@@ -138,7 +138,7 @@ class TokenEntry:
 
 @record(kw_only=True)
 class TokenUse:
-    """What an owner has used through the gateways of one machine."""
+    """The use of an owner at the gateways of one machine."""
 
     owner: str
     node: str = ""

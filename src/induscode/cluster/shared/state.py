@@ -40,7 +40,7 @@ REQUEST, ANSWER = "approval", "answer"
 JOIN = "join"
 """Kind of an entry: what the conversation of a client without sessions has read."""
 TOKEN, USE, BUDGET = "token", "use", "budget"
-"""Kinds of entries: a named token or locked-out principal, what it has used at one node, and the calls it has taken."""
+"""Kinds of entries: a named token or locked-out principal, its use at one node, and the calls it has taken."""
 _RETRY_S = 2.0
 _CLOSE_S = 3.0
 """How long a stopping node waits for the broker to accept its last rows and records."""

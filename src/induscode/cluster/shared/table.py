@@ -161,7 +161,7 @@ class SharedTable:
         await self.update(key, lambda _: value)
 
     async def update(self, key: str, change: Callable[[JsonObject | None], JsonObject | None]) -> None:
-        """Write what `change` makes of an entry that no other node changes meanwhile; raises like `put`."""
+        """Change an entry that no other node changes at the same time; raises like `put`."""
         for _ in range(_ATTEMPTS):
             self._broker.check_write()
             present = await self._bucket.get(key)

@@ -293,6 +293,8 @@ class ProviderHost(ServingHost):
         # Over HTTP a session of revision 2026-07-28 lasts one request, but a suspended call takes several.
         router = None if settings is None else settings.router
         suspended = SuspendedCalls(seal=None if router is None else router.seal)
+        if settings is not None and (named := settings.named) is not None:
+            named.on_ended.add(lambda: suspended.cancel(named.find_end, "the access of its client has ended"))
         try:
             async with open_http(
                 lambda identity: self.new_session(suspended, identity),

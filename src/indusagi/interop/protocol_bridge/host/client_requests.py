@@ -18,6 +18,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER, InputExchange
+from indusagi.interop.protocol_bridge.host.identity import current_identity
 from indusagi.interop.protocol_bridge.host.outgoing import BUSY
 from indusagi.interop.protocol_bridge.rpc.connection import (
     HANDLER_EXIT_S,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, RequestDispatcher
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     RunCall: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
@@ -126,6 +128,7 @@ class SuspendedCall:
         """The client's currently open request."""
         self.owner = owner
         """The only client that may resume it."""
+        self.identity = current_identity.get()
         self.capabilities = capabilities
         self.hops = hops
         self.cancel = CancelToken()
@@ -276,6 +279,12 @@ class SuspendedCalls:
         timer = asyncio.get_running_loop().call_later(self._round_s, self._expire, state)
         self._waiting[state] = (call, timer)
         return {"resultType": "input_required", "inputRequests": call.questions(), "requestState": state}
+
+    def cancel(self, is_meant: Callable[[ClientIdentity], object], reason: str) -> None:
+        """Cancel the calls of some clients, those that wait for answers included."""
+        for call in [*self._running]:
+            if is_meant(call.identity):
+                call.cancel.cancel(reason)
 
     def _expire(self, state: str) -> None:
         call, _ = self._waiting.pop(state)
