@@ -1,4 +1,4 @@
-"""`indus secrets`: stores named secrets, and shows and checks what refers to them."""
+"""`indus secrets`: stores named secrets, and lists and checks the references to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PLACES: Mapping[VaultKind, str] = {"keyring": "keyring", "sealed": "sealed file
     default="list",
     commands={
         "set": LazyCommand("store a secret", ":set_secret"),
-        "list": LazyCommand("list the stored secrets and what uses them", ":list_secrets"),
+        "list": LazyCommand("list the stored secrets and their uses", ":list_secrets"),
         "move": LazyCommand(
             "move the secrets of a server's row into the store", "induscode.commands.mcp.configure:move_secrets"
         ),
@@ -135,7 +135,7 @@ def _read_value(name: str) -> str:
 @define_command("list", "--mcp", "--no-mcp", "--cwd")
 @as_json
 def list_secrets(context: click.Context, *, as_json: bool) -> int:
-    """List the stored secrets: where each is kept, when it changed, and what uses it. Never shows a value."""
+    """List the stored secrets: where each is kept, when it changed, and its uses. Never shows a value."""
     uses = [use for use in find_uses(read_invocation(context)) if use.reference.kind == "keyring"]
     now = now_ms()
 
@@ -159,7 +159,7 @@ def list_secrets(context: click.Context, *, as_json: bool) -> int:
 @define_command("remove", "--mcp", "--no-mcp", "--cwd")
 @click.argument("name", shell_complete=_complete)
 def remove(context: click.Context, name: str) -> int:
-    """Remove the secret NAME, and say what still refers to it."""
+    """Remove the secret NAME, and list the references to it."""
     store = SecretFiles()
     known = list(store.list_rows())
     if name not in known:
@@ -175,7 +175,7 @@ def remove(context: click.Context, name: str) -> int:
 @define_command("check", "--mcp", "--no-mcp", "--cwd")
 @as_json
 def check(context: click.Context, *, as_json: bool) -> int:
-    """Read every secret that rows, settings and connectors refer to, and print what's wrong. Exit code 1 if any is.
+    """Read every secret that rows, settings and connectors refer to, and print the problems. Exit code 1 if there is one.
 
     Runs the commands of ${cmd:…}. Rows without your consent are listed, and nothing of them is read.
     """

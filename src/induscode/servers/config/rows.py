@@ -295,7 +295,7 @@ class ServerRow:
         return replace(resolved, auth=ServerAuth(settings=settings, store=CredentialFiles()))
 
     def _check_argument(self, text: str, folder: str) -> str:
-        """Refuse a file of the project: an argument may be code, and consent doesn't cover what's in the file."""
+        """Refuse a file of the project: an argument may be code, and consent doesn't cover the file's content."""
         for reference in find_references(text):
             path = os.path.realpath(os.path.join(folder, os.path.expanduser(reference.name)))
             if reference.kind == "file" and self.origin.scope != "user" and is_within(path, os.path.realpath(folder)):
@@ -305,7 +305,7 @@ class ServerRow:
 
 def _check_plain(text: str) -> str:
     if isinstance(text, SecretText):
-        raise UnresolvedVariableError(f"a reference to a secret can't decide what runs or where data goes: {text}")
+        raise UnresolvedVariableError(f"a reference to a secret can't choose the program or the host: {text}")
     return text
 
 

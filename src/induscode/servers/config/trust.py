@@ -88,7 +88,7 @@ class Reference:
         seen = " Other users see it in the process list." if self.place.startswith("argument ") else ""
         if self.kind == "cmd":
             ran = f"The command {quote(self.name)} runs on this machine with all your rights"
-            return f"{ran}: {self.recipient} gets what it prints, in {self.place}.{seen}"
+            return f"{ran}: {self.recipient} gets its output, in {self.place}.{seen}"
         if self.is_secret:
             what = "secret" if self.kind == "keyring" else "file"
             return f"Your {what} {quote(self.name)} is read: {self.recipient} gets its value, in {self.place}.{seen}"

@@ -82,7 +82,7 @@ def test_sign_in_settings_keep_references_in_secrets_only() -> None:
     assert all(isinstance(text, SecretText) for text in (settings.client_secret, settings.private_key))
     for field in ("client_id", "issuer", "header_command", "scopes"):
         value = [KEYRING] if field in {"header_command", "scopes"} else KEYRING
-        with pytest.raises(UnresolvedVariableError, match="can't decide"):
+        with pytest.raises(UnresolvedVariableError, match="can't choose"):
             row_of({"url": URL, "auth": {field: value}}).resolve({})
 
 
@@ -99,7 +99,7 @@ def test_sign_in_settings_keep_references_in_secrets_only() -> None:
     ],
 )
 def test_a_reference_decides_neither_the_program_nor_the_host(fields: dict[str, Any]) -> None:
-    with pytest.raises(UnresolvedVariableError, match="can't decide what runs or where data goes"):
+    with pytest.raises(UnresolvedVariableError, match="can't choose the program or the host"):
         row_of(fields).resolve({})
 
 
@@ -118,7 +118,7 @@ def test_consent_names_each_secret_and_command_and_shows_all_of_them() -> None:
         "Other users see it in the process list.",
         'Your secret "gh" is read: the program "npx" gets its value, in variable "GH".',
         'The command "op read op://v/i/f --token abcdef" runs on this machine with all your rights: '
-        'the program "npx" gets what it prints, in variable "OP".',
+        'the program "npx" gets its output, in variable "OP".',
     )
     assert f'variable: "OP" "{CMD}"' in process.lines
     web = describe_row(row_of({"url": f"{URL}?key={KEYRING}", "headers": {"Authorization": f"Bearer {CMD}"}}))

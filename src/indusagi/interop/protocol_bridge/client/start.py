@@ -280,7 +280,7 @@ class RestartRecord:
 async def reveal_config(config: C) -> C:
     """Return a configuration with its references to secrets replaced; `ProtocolFault` if one can't be read.
 
-    Only a start uses it: whatever is shown, logged, compared or stored has the references.
+    Only a start uses it: texts that are shown, logged, compared or stored have the references.
     """
     is_process = isinstance(config, StdioServerConfig)
     names = ("args", "env") if is_process else ("url", "headers", "proxy")
