@@ -175,7 +175,7 @@ def remove(context: click.Context, name: str) -> int:
 @define_command("check", "--mcp", "--no-mcp", "--cwd")
 @as_json
 def check(context: click.Context, *, as_json: bool) -> int:
-    """Read every secret that rows, settings and connectors refer to, and print the problems. Exit code 1 if there is one.
+    """Read every secret that rows, settings and connectors refer to, and print problems. Exit code 1 if there are any.
 
     Runs the commands of ${cmd:…}. Rows without your consent are listed, and nothing of them is read.
     """
