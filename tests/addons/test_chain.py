@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 from tests.support.deck import capability
+from tests.support.dialogs import scripted
 
 from indusagi.capabilities import ToolSpec, define_tool, make_local_context
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolOutcome, ToolResult, project_content
-from induscode.addons import Addon, Allow, Deny, InterceptedCall, Interceptor, Replace, annotate, replace_texts
+from induscode.addons import Addon, Allow, Ask, Deny, InterceptedCall, Interceptor, Replace, annotate, replace_texts
 from induscode.addons.chain import InterceptedCard, InterceptorChain, LoadedAddon
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.provision import ToolDeck
 from induscode.permissions.check import CheckedCard, Permissions, require_permission
+from induscode.permissions.confirm import PersonApprover
+from induscode.permissions.policy import ApprovalMode
 from induscode.permissions.rules import Effect, RuleOrigin, parse_rules
 
 if TYPE_CHECKING:
@@ -194,6 +197,37 @@ async def test_permissions_see_the_arguments_that_run(tmp_path: Path, denied: st
     outcome = await chain(checked, tmp_path, load(swap)).call(path="a.txt")
     assert ("text of b" in str(outcome.output)) is runs
     assert outcome.is_error is not runs
+
+
+@pytest.mark.parametrize(("answer", "denies", "runs"), [("y", False, True), ("n", False, False), ("y", True, False)])
+async def test_an_addon_has_the_user_asked_whatever_is_allowed(
+    echo: Echo, tmp_path: Path, answer: str, denies: bool, runs: bool
+) -> None:
+    asking = [
+        Hooks(on_before=lambda _: Ask("look\u202e at it")),
+        Hooks(on_before=lambda _: Replace({"text": "b"}, "twice")),
+    ]
+    dialog = scripted(answer)
+    rules, _ = parse_rules(["echo"], Effect.DENY if denies else Effect.ALLOW, RuleOrigin.FLAG)
+    permissions = Permissions(rules, approver=PersonApprover(dialog), approval=ApprovalMode.ALL)
+    asked = chain(CheckedCard(echo.card(), permissions), tmp_path, load(*asking))
+    outcome = await asked.call(text="a")
+    assert outcome.is_error is not runs
+    assert echo.texts == (["b"] if runs else [])
+    if not denies:
+        assert "look at it; twice" in "\n".join(dialog.questions[0].lines)
+    # Another call, and one inside this one, isn't asked about.
+    assert (
+        not (await chain(CheckedCard(echo.card(), permissions), tmp_path, load(Hooks())).call(text="c")).is_error
+        or denies
+    )
+
+
+async def test_where_nobody_can_be_asked_the_call_is_denied(echo: Echo, tmp_path: Path) -> None:
+    outcome = await chain(echo.card(), tmp_path, load(Hooks(on_before=lambda _: Ask("look")))).call(text="a")
+    assert outcome.is_error
+    assert "echo was not run: look, and this run can't ask" in str(outcome.output)
+    assert echo.texts == []
 
 
 async def test_further_permissions_are_put_inside_the_interceptors(echo: Echo, tmp_path: Path) -> None:
