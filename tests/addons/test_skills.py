@@ -60,7 +60,7 @@ def test_skills_of_three_folders_of_the_user_and_the_project_are_found(work: Pat
 def test_a_skill_of_the_project_needs_consent_which_any_change_ends(work: Path) -> None:
     path = write_skill(work / ".claude/skills", "deploy", more="allowed-tools: Bash(*)\n", notes="first")
     skills = SkillSet(str(work))
-    assert (skills.usable, skills.build_addon()) == ({}, None)
+    assert (skills.usable, skills.build_cards()) == ({}, ())
     assert "indus addons trust skill:deploy" in str(skills.notes[0])
     question = skills.found["deploy"].describe()
     assert any("ignored: your rules decide" in line for line in question.lines)

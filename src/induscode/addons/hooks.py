@@ -1,4 +1,4 @@
-"""Command hooks in the form of Claude Code: commands from settings that see, deny or question what a session does.
+"""Command hooks in the form of Claude Code: commands from settings that see, deny or question the calls of a session.
 
 https://docs.claude.com/en/docs/claude-code/hooks. A hook gets a JSON object on standard input. Exit code 2 denies, with
 standard error as the reason; a JSON object on standard output may deny, ask, or add context. A hook never allows what a
@@ -230,7 +230,7 @@ def _find_scripts(hooks: Sequence[Hook], workspace: str) -> Mapping[str, bytes]:
 
 
 ProjectPart: TypeAlias = ProjectAddon | Skill | HookFile
-"""What a project adds to sessions after a yes."""
+"""A part of a project that sessions use after a yes."""
 
 
 def list_project_parts(cwd: str, notes: list[Note]) -> Sequence[ProjectPart]:
@@ -246,14 +246,14 @@ def list_project_parts(cwd: str, notes: list[Note]) -> Sequence[ProjectPart]:
 
 @record
 class HookAnswer:
-    """What a hook decided."""
+    """The decision of a hook."""
 
     denial: str = ""
     """Why it denies; empty if it doesn't."""
     question: str = ""
     """Why it wants the user to be asked; empty if it doesn't."""
     context: str = ""
-    """What it tells the model."""
+    """Text for the model."""
     arguments: JsonObject | None = None
 
 
@@ -332,7 +332,7 @@ class CommandHooks(Interceptor):
         return Ask("; ".join(questions)) if questions else None
 
     async def after(self, call: InterceptedCall, result: ToolResult, /) -> ToolResult | None:
-        """Add what hooks say about a result."""
+        """Add the context of hooks to a result."""
         if result.details.get("code") in {DENIED, REFUSED}:
             return None
         facts: JsonObject = {

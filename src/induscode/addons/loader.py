@@ -307,9 +307,12 @@ class AddonSet(InterceptorChain):
         self._on_note = on_note
         self.intercepts = bool(self.missing) or any(one.addon.interceptors for one in self.loaded)
         """Whether calls pass interceptors, or fail because a required addon is missing."""
-        self.has_cards = any(one.addon.cards for one in self.loaded)
-        """Whether an addon contributes a card."""
         super().__init__(self.loaded, main, self.missing, self._add_note)
+
+    @property
+    def has_cards(self) -> bool:
+        """Whether an addon contributes a card now."""
+        return any(one.addon.cards for one in self.loaded)
 
     @property
     def notes(self) -> Sequence[Note]:

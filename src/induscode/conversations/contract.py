@@ -162,7 +162,7 @@ class SpendLimit:
             return ""
         if cost is None:
             return "--max-cost can't be checked, because the model's price is unknown: use --max-tokens"
-        return f"--max-cost ${self.cost_usd:g} is reached: ${cost:.4f} was spent" if cost >= self.cost_usd else ""
+        return f"--max-cost ${self.cost_usd:g} is reached: ${cost:.6g} was spent" if cost >= self.cost_usd else ""
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class RunPlan:
     notices: Callable[[], Sequence[str]] = tuple
     """Returns notices to send with the next tool result, such as the end of a background task."""
     take_messages: MessageSource | None = None
-    """Returns what the user wrote since the last request, to send with the tool results."""
+    """Returns the user's messages since the last request, to send with the tool results."""
 
 
 # -- the outcome of a run -----------------------------------------------------------------------

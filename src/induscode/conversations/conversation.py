@@ -155,8 +155,8 @@ class Conversation:
     ) -> RunResult:
         """Answer a prompt. Failures and cancellation are results too.
 
-        Requests count against `budget`, or against a new one if omitted. `take_messages` returns what the user wrote
-        meanwhile, which the model gets with its next request.
+        Requests count against `budget`, or against a new one if omitted. `take_messages` returns the user's messages
+        since the last request, for the model's next one.
 
         Raises:
             OSError: The sink failed because its reader is gone.

@@ -33,6 +33,7 @@ from induscode.conversations.contract import SpendLimit
 from induscode.conversations.conversation import Conversation, ConversationNotes, build_resources
 from induscode.conversations.deck_limit import DeckLimit, DeckSearch
 from induscode.conversations.kept_state import KeptState
+from induscode.conversations.mentions import open_server_content
 from induscode.conversations.models import choose_model
 from induscode.conversations.prompt import InstructionFiles, SystemPrompt
 from induscode.conversations.server_requests import build_server_handlers
@@ -72,7 +73,7 @@ async def open_conversation(
     `permissions` overrides the invocation's. With `follow_config`, opening waits for no server, and `reload_config`
     applies configuration changes. With a `dialog`, the user decides on calls, plans and server requests; without one,
     anything that needs the user's consent fails. `on_event` receives server events from the first start on, `on_note`
-    the notes of turns; without it they go to the conversation's `notes`. `spend` holds what a session has used in other
+    the notes of turns; without it they go to the conversation's `notes`. `spend` holds the use of a session's other
     conversations, and `kept` servers that outlive this one.
 
     Raises:
@@ -147,6 +148,7 @@ async def open_conversation(
             )
         )
         permissions.follow(session.mcp)
+        skills.content = None if invocation.no_addons else open_server_content(session)
         search = DeckSearch(session.mcp)
         stack.push_async_callback(search.aclose)
         instructions = await to_thread.run_sync(InstructionFiles, invocation.cwd)

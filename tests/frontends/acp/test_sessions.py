@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +18,6 @@ from tests.support.sessions import SessionSetup, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.model_server import ModelServer
 
@@ -247,6 +248,21 @@ async def test_sessions_run_side_by_side_and_are_listed(setup: SessionSetup, ser
         assert [row.session_id for row in (await agent.list_sessions(cwd=str(other))).sessions] == [fast]
         await agent.resume_session(cwd=str(other), session_id=fast)
         assert editor.of(fast, models.UserMessageChunk) == []
+
+
+async def test_a_servers_skill_is_read_like_ours(setup: SessionSetup, server: ModelServer) -> None:
+    library = Path(__file__).parents[2] / "servers/library.py"
+    rows = {"books": {"command": sys.executable, "args": [str(library), "--skills", "yes"]}}
+    (setup.folder / "mcp.json").write_text(json.dumps({"mcpServers": rows}), encoding="utf-8")
+    server.script[:] = [calls("skill", name="books:shelve"), says("read")]
+    flags = ("--model", "openai:scripted", "--approval", "all", "--mcp", str(setup.folder / "mcp.json"))
+    async with open_editor(setup.cwd, setup.environ, *flags) as opened:
+        session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
+        await opened.say(session, "shelve it")
+    (tool,) = [tool for tool in server.requests[0]["tools"] if tool["function"]["name"] == "skill"]
+    assert "books:shelve" in tool["function"]["description"]
+    assert "of the skill 'books:shelve' says the following" in to_text(server.requests[1])
+    assert "<skill-file>" in to_text(server.requests[1])
 
 
 async def test_skills_and_hooks_of_a_project_need_consent_and_take_part(

@@ -194,6 +194,8 @@ async def _show_addons(host: SlashHost) -> None:
     addons, invocation = conversation.session.addons, conversation.invocation
     rows: list[tuple[str, ...]] = []
     for loaded in addons.loaded:
+        if loaded.name == "indus:skills":
+            continue  # they have rows below
         cards, hooks = len(loaded.addon.cards), len(loaded.addon.interceptors)
         parts = f"{format_count(cards, 'card')}, {format_count(hooks, 'interceptor')}"
         state = "skipped since it failed" if loaded.name in addons.skipped else "loaded"
