@@ -10,6 +10,7 @@ import json
 import os
 import re
 import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +19,21 @@ from urllib.parse import quote
 import anyio
 import httpx2
 import pytest
-from tests.commands.helpers import configured, user_file
+from tests.commands.helpers import configured, row, user_file
 from tests.commands.serving import hello, serving, wait_for
+from tests.support.broker import broker_process
 from tests.support.canaries import Aviary, read_files
 from tests.support.credentials import make_credentials
+from tests.support.forked import start_command
 from tests.support.gossip import gossip_server
 from tests.support.model_server import Reply, calls, model_server, says
-from tests.support.scripts import run
+from tests.support.scripts import command, run
 from tests.support.servers import SERVERS
 from tests.support.waiting import LIMIT_S
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.interop.auth.contract import CredentialKey
+from indusagi.interop.auth.secrets import SecretFiles
 from indusagi.interop.auth.storage import CredentialFiles
 
 if TYPE_CHECKING:
@@ -44,12 +48,15 @@ PAGES = (
     *("deck", "sessions", "session", "cluster", "nowhere"),
 )
 COMMANDS = (
-    *("mcp list", "mcp list --json", "mcp list --json --no-check", "mcp doctor", "mcp doctor --json", "mcp auth"),
-    *("mcp auth --json", "mcp diff", "mcp lock", "mcp lock --json", "mcp import --dry-run --json", "ledger timeline"),
-    *("ledger export", "calls", "calls --json", "calls 1", "calls 5 --json", "calls --export jsonl", "top --once"),
-    *("approvals list", "connectors list --json", "connectors doctor", "settings show", "settings show --json"),
-    *("tools list --json", "resources list", "serve --print-config claude", "serve --print-config codex"),
-    *("serve --install cursor --dry-run", "serve --dry-run", "call talks__fail", "mcp login unsigned"),
+    *("mcp list --json", "mcp doctor", "mcp auth", "mcp auth --json", "mcp diff", "mcp lock --json"),
+    *("mcp import --dry-run --json", "ledger timeline", "ledger export", "calls --json", "calls 1", "top --once"),
+    *("approvals list", "connectors list --json", "connectors doctor", "settings show --json", "tools list --json"),
+    *("serve --print-config claude", "serve --install cursor --dry-run", "call talks__fail", "mcp login unsigned"),
+    *("secrets list --json", "secrets check", "models", "tokens list", "tokens audit", "secrets move dies --yes"),
+)
+CLUSTER_COMMANDS = (
+    *("cluster status", "cluster status --json", "cluster placements", "cluster verify", "cluster config"),
+    *("cluster drain nowhere", "settings show --json", "calls --cluster", "tokens list --cluster"),
 )
 
 
@@ -79,6 +86,9 @@ def test_no_secret_leaves_the_way_to_its_service(tmp_path: Path) -> None:
         settings.parent.mkdir(parents=True)
         settings.write_text(json.dumps({"calls": {"record": "payloads"}, "approvals": approvals}))
         (cwd / ".indusvx" / "permissions.json").write_text(json.dumps({"ask": ["boxed__answer"]}))
+        stored_key = aviary.plant("stored model key", safe=True)
+        for name, value in (("kept", aviary.plant("${keyring:}")), ("OPENAI_API_KEY", stored_key)):
+            SecretFiles().set(name, value)
         meant = [configured(user_file(), rows), settings]
         stored = CredentialKey(gossip.url, f"{gossip.url}/oauth/stored/mcp")
         anyio.run(CredentialFiles().save, make_credentials(stored, "expired", refresh))
@@ -91,7 +101,10 @@ def test_no_secret_leaves_the_way_to_its_service(tmp_path: Path) -> None:
             url = gateway.said().partition("serving at ")[2].split()[0]
             token = (Path(state_dir()) / "serve-token").read_text("ascii").strip()
             aviary.add("token of the gateway", token)
+            created = run("tokens", "create", "ci", cwd=cwd).stdout.strip()
+            aviary.add("named token", created)
             use_gateway(aviary, url, token)
+            use_gateway(aviary, url, created)
             see_processes(aviary, gateway.pid)
             for name in ("ledger", "calls"):
                 written = [path.read_bytes() for path in Path(state_dir()).glob(f"{name}*") if path.is_file()]
@@ -99,11 +112,19 @@ def test_no_secret_leaves_the_way_to_its_service(tmp_path: Path) -> None:
                 aviary.see(f"{name}, while it's written", *written)
         # The token is shown once, to the person who starts the gateway.
         aviary.see("log of the gateway", gateway.said().replace(token, "", 1))
-        meant += [gateway.log, *(Path(state_dir()) / "credentials").iterdir(), Path(state_dir()) / "serve-token"]
-        use_commands(aviary, cwd, variables, [*rows])
         see_session(aviary, cwd, variables)
+        model.script[:] = [Reply(status=401, error=f"{stored_key} is wrong")]
+        see_session(aviary, cwd, {name: value for name, value in variables.items() if name != "OPENAI_API_KEY"})
+        use_commands(aviary, cwd, variables, [*rows])
+        state = Path(state_dir())
+        meant += [
+            gateway.log,
+            state / "serve-token",
+            *(state / "credentials").iterdir(),
+            *(state / "secrets").iterdir(),
+        ]
         aviary.see("telemetry", *gossip.exported)
-        arrived = {source for source, _ in aviary.find(list_arrivals(gossip, model, diary, token))}
+        arrived = {source for source, _ in aviary.find(list_arrivals(gossip, model, diary, token, created))}
     for folder in (Path(os.environ["HOME"]), cwd, temporary):
         for name, data in read_files(folder, meant):
             aviary.see("names of files", name)
@@ -111,7 +132,56 @@ def test_no_secret_leaves_the_way_to_its_service(tmp_path: Path) -> None:
     sys.stdout.write(aviary.format_table())
     assert {*aviary.canaries} - arrived == set()
     assert [*aviary.list_hits()] == []
-    assert (len(aviary.canaries) >= 18, len(aviary.sinks) >= 40) == (True, True)
+    assert (len(aviary.canaries) >= 22, len(aviary.sinks) >= 40) == (True, True)
+
+
+def test_no_password_of_a_broker_is_shown(tmp_path: Path) -> None:
+    """It's in the address, and in the variable for it; the broker accepts it, refuses it, or isn't there."""
+    aviary = Aviary()
+    password, wrong = aviary.plant("password of a broker", safe=True), aviary.plant("wrong password", safe=True)
+    configured(user_file(), {"one": row()})
+    with broker_process(tmp_path / "broker", ("--user", "ada", "--pass", password)) as broker:
+        address = broker.url.removeprefix("nats://")
+        urls = [f"nats://ada:{password}@{address}", f"nats://ada:{wrong}@{address}", f"nats://ada:{wrong}@127.0.0.1:9"]
+        urls += [f"nats://ada:{wrong}@[::1", f"ftp://ada:{wrong}@{address}"]
+        see_command(aviary, "cluster", "init", "--cluster", urls[0], cwd=tmp_path)
+        # Together, since each waits for the end of its limit.
+        flags: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "cwd": tmp_path}
+        flags["stderr"] = subprocess.STDOUT
+        node = ("serve", "--http", "127.0.0.1:0", "--cluster", urls[1])
+        failing = [start_command([command(), "cluster", "status", "--cluster", url], **flags) for url in urls[1:]]
+        for process in (*failing, start_command([command(), *node], **flags)):
+            with process:
+                shown = process.communicate(timeout=LIMIT_S)[0]
+            assert process.returncode != 0
+            aviary.see("errors about a broker", shown)
+        made = run("cluster", "status", "--cluster", urls[0], cwd=tmp_path)
+        assert (made.returncode, made.stderr.count("has a password")) == (0, 1)
+        with_variable = {"INDUS_BROKER_CREDENTIALS": f"ada:{password}"}
+        words = ("--http", "127.0.0.1:0", "--no-token", "--profile", "none", "--node", "a", "--cluster", urls[0])
+        with serving(*words, cwd=tmp_path) as gateway:
+            wait_for(lambda: "native tools" in gateway.said())
+            base = gateway.said().partition("serving at ")[2].split()[0].removesuffix("/mcp")
+            key = gateway.said().partition("/ui?key=")[2].split()[0]
+            with httpx2.Client(timeout=LIMIT_S) as client:
+                pages = (
+                    f"{base}/ui?key={key}",
+                    f"{base}/ui/cluster",
+                    f"{base}/ui",
+                    f"{base}/health",
+                    f"{base}/metrics",
+                )
+                aviary.see("page", *(client.get(page).text for page in pages))
+            see_processes(aviary, gateway.pid)
+            for line in CLUSTER_COMMANDS:
+                see_command(aviary, *line.split(), "--cluster", address, cwd=tmp_path, **with_variable)
+        aviary.see("log of a node", gateway.said())
+        assert gateway.said().count("has a password") == 1
+    for folder in (Path(os.environ["HOME"]), tmp_path):
+        for name, data in read_files(folder, [*(tmp_path / "broker").rglob("*")]):
+            aviary.see("names of files", name)
+            aviary.see("files", data)
+    assert aviary.list_hits() == []
 
 
 def build_rows(aviary: Aviary, gossip: Gossip, scratch: Path) -> dict[str, Any]:
@@ -128,6 +198,9 @@ def build_rows(aviary: Aviary, gossip: Gossip, scratch: Path) -> dict[str, Any]:
     bad = {**oauth, "metadata_url": f"{gossip.url}/.well-known/oauth-authorization-server/bad"}
     bearer = {"Authorization": f"Bearer {plant('bearer token', safe=True)}"}
 
+    files = {kind: write_secret(scratch, kind, plant(f"${{{kind}:}}")) for kind in ("file", "cmd")}
+    read = {"TELL_FILE": f"${{file:{files['file']}}}", "TELL_CMD": f"${{cmd:cat {files['cmd']}}}"}
+
     def run_gossip(mode: str, *words: str, **more: Any) -> dict[str, Any]:
         args = ["-I", "-S", str(SERVERS / "gossip.py"), mode, str(scratch / "diary"), *words]
         return {"command": sys.executable, "args": args, "env": env, **more}
@@ -138,6 +211,7 @@ def build_rows(aviary: Aviary, gossip: Gossip, scratch: Path) -> dict[str, Any]:
     return {
         "talks": run_gossip("talks", f"--api-key={plant('argument')}", env_vars=["TELL_INHERITED_KEY"]),
         "boxed": run_gossip("talks", sandbox="standard"),
+        "kept": run_gossip("talks", env={"TELL_KEPT": "${keyring:kept}", **read}),
         "dies": run_gossip("dies", "--token", plant("argument")),
         "babbles": run_gossip("babbles"),
         "web": at("/mcp"),
@@ -157,6 +231,14 @@ def build_rows(aviary: Aviary, gossip: Gossip, scratch: Path) -> dict[str, Any]:
     }
 
 
+def write_secret(folder: Path, name: str, value: str) -> Path:
+    """Write a private file with a secret."""
+    path = folder / f"{name}.secret"
+    path.write_text(f"{value}\n", "utf-8")
+    path.chmod(0o600)
+    return path
+
+
 def write_document(folder: Path) -> str:
     """Write the OpenAPI document of a service that works once and fails once."""
     paths = {f"/{name}": {"get": {"operationId": f"get{name}", "summary": name}} for name in ("Fine", "Failing")}
@@ -165,10 +247,10 @@ def write_document(folder: Path) -> str:
     return str(path)
 
 
-def list_arrivals(gossip: Gossip, model: ModelServer, diary: Path, token: str) -> bytes:
+def list_arrivals(gossip: Gossip, model: ModelServer, diary: Path, *tokens: str) -> bytes:
     """Return all that the servers, services and models were sent, and what the gateway's client sent to it."""
     sent = [value.encode() for headers in model.headers for value in headers.values()]
-    return b"\n".join([*gossip.heard, diary.read_bytes(), *sent, token.encode()])
+    return b"\n".join([*gossip.heard, diary.read_bytes(), *sent, *map(str.encode, tokens)])
 
 
 def see_command(aviary: Aviary, *words: str, cwd: Path, **variables: str) -> None:
@@ -214,7 +296,7 @@ def see_processes(aviary: Aviary, gateway: int) -> None:
         assert resource.prlimit(pid, resource.RLIMIT_CORE)[0] == 0
         words, environ = (read_process(pid, name).split(b"\0") for name in ("cmdline", "environ"))
         # What a row gives to its server, and bubblewrap hands on.
-        given = (b"TELL_API_KEY=", b"TELL_REFERENCE=", b"TELL_INHERITED_KEY=", b"--api-key=")
+        given = (b"TELL_", b"--api-key=")
         own = given if any(word.endswith(b"gossip.py") for word in words) else ()
         aviary.see("arguments of processes", *(word for word in words if not word.startswith(own)))
         aviary.see("variables of processes", *(one for one in environ if not one.startswith(own)))
