@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,15 @@ from tests.support.opened import QUICK, fault_of_opening, fleet_of, opened
 from tests.support.servers import honest
 from tests.support.waiting import until
 
-from indusagi.core.secrets import REFERENCE, SecretReference, SecretText, hide_secrets, holds_secret, parse_secret_text
+from indusagi.core.secrets import (
+    REFERENCE,
+    SecretReference,
+    SecretText,
+    find_literal_host,
+    hide_secrets,
+    holds_secret,
+    parse_secret_text,
+)
 from indusagi.interop import EndpointPhase, StdioServerConfig, StreamableHttpServerConfig
 from indusagi.interop.auth import secrets
 from indusagi.interop.auth.secrets import SecretFault, SecretFiles, read_secret, reveal
@@ -27,6 +36,7 @@ from indusagi.interop.auth.storage import KEY_VARIABLE, KeyringVault
 from indusagi.interop.protocol_bridge.client.start import RestartRecord, reveal_config
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.redaction import Redaction
+from indusagi.net.address import FetchError, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -304,6 +314,17 @@ async def test_a_value_cannot_change_the_host_of_an_address(tmp_path: Path) -> N
     failure = await fault_of_opening(bad)
     assert "percent-encode it" in str(failure)
     assert "pa/ss" not in str(failure)
+
+
+@given(st.lists(st.sampled_from([*"@/\\?#:[]%.a\t\n。", "evil.example"])).map("".join), st.integers(0, 3))
+def test_no_value_sends_a_request_to_another_origin(value: str, place: int) -> None:
+    """A start refuses an address unless its literal host is the one of the row."""
+    address = "https://u:{}@h.example:8443/p{}?k={}#f{}"
+    written = address.format(*("${keyring:x}" if number == place else "a" for number in range(4)))
+    url = address.format(*(value if number == place else "a" for number in range(4)))
+    if find_literal_host(url) == find_literal_host(parse_secret_text(written)):
+        with suppress(FetchError):
+            assert parse_url(url, with_user=True).origin == "https://h.example:8443"
 
 
 @pytest.mark.anyio
