@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 import httpx2
@@ -18,13 +21,17 @@ from tests.gateway.test_auth import request
 from tests.sign_in.test_servers import BrowserPerson, configure
 from tests.support.authlib_server import PERSON
 from tests.support.issuer import Issuer, running_issuer
+from tests.support.protected import stored_sign_in
 from tests.support.protected_server import Site, protected_site, sign_in_by_http
+from tests.support.resources import STAMP
 from tests.support.scripts import run
 from tests.support.waiting import until
 
 from indusagi.core.app_dirs import state_dir
+from indusagi.core.json import compact_json
+from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.auth.storage import KEY_VARIABLE
-from induscode.gateway.user_sign_ins import list_stored
+from induscode.gateway.user_sign_ins import UserCredentials, list_stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -115,6 +122,11 @@ def read_state() -> bytes:
     return b"".join(path.read_bytes() for path in Path(state_dir()).rglob("*") if path.is_file())
 
 
+def last(response: httpx2.Response) -> dict[str, Any]:
+    """Return the result at the end of a stream."""
+    return json.loads(response.text.strip().rpartition("data: ")[2])["result"]
+
+
 def shown(result: dict[str, Any]) -> str:
     return result["content"][0]["text"]
 
@@ -173,3 +185,94 @@ async def test_a_leaver_is_signed_out_everywhere(tmp_path: Path, monkeypatch: py
         assert (await people["alice"].http.get(f"{people['alice'].page}/sign-ins")).status_code == 401
         lives = {issued.user for issued in world.site.issuer.tokens if not issued.is_revoked}
         assert lives == {PERSON}
+
+
+@pytest.mark.process
+async def test_nobody_signs_in_for_someone_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened_world(tmp_path, monkeypatch) as world:
+        mallory, bob = world.browse("mallory"), world.browse("bob")
+        page, issuer = bob.page, world.issuer
+        # Mallory's sign-in to the page, ended in Bob's browser, would make Bob act as Mallory.
+        start = await mallory.http.get(f"{page}/login")
+        back = issuer.authorize(start.headers["location"], "mallory")
+        stolen = await bob.http.get(back)
+        assert (stolen.status_code, "set-cookie" in stolen.headers) == (403, False)
+        assert (await mallory.http.get(back)).status_code == 303
+        # A redirect counts once.
+        assert (await mallory.http.get(back)).status_code == 403
+        await bob.log_in()
+        # Mallory's address of the server's issuer, opened by Bob, would store Bob's tokens for Mallory.
+        url = await mallory.start()
+        answer = await sign_in_by_http(url, person="bob")
+        assert (await bob.http.get(answer)).status_code == 403
+        async with httpx2.AsyncClient(verify=False) as nobody:
+            assert (await nobody.get(answer)).status_code == 403
+            assert (await nobody.get(f"{page}/callback?code=1&state=1")).status_code == 403
+        # Mallory's own code in Bob's sign-in, and Bob's in Mallory's.
+        code = dict(parse_qsl(urlsplit(answer).query))["code"]
+        state = dict(parse_qsl(urlsplit(await bob.start()).query))["state"]
+        assert (await bob.http.get(f"{page}/callback", params={"code": code, "state": state})).status_code == 403
+        assert not await to_thread.run_sync(list_stored)
+        # A form of another site has no key; a client with a token has no browser.
+        form = {"action": "sign-in", "server": "crm", "form_key": "guess"}
+        assert (await bob.http.post(f"{page}/sign-ins", data=form)).status_code == 403
+        token = {"authorization": f"Bearer {issuer.mint(world.url, sub='bob')}"}
+        refused = await world.http.post(f"{page}/sign-ins", data={**form, "form_key": ""}, headers=token)
+        assert refused.status_code == 400
+        # The page leads nowhere else, and sends no header of an attacker's choice.
+        for target in ("https://evil.example", "//evil.example", "/sign-ins@evil", "/sign-ins?server=x%0d%0aa:b"):
+            seen = await world.browse("carol").log_in(target)
+            assert (str(seen.url).startswith(page), "a" in seen.headers) == (True, False)
+        assert "mallory" not in (await bob.http.get(f"{page}/sign-ins")).text
+
+
+@pytest.mark.process
+async def test_a_client_that_opens_pages_goes_on_after_the_sign_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened_world(tmp_path, monkeypatch) as world:
+        alice = world.browse("alice")
+        await alice.log_in()
+        meta = {**STAMP, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"url": {}}}}
+        monkeypatch.setattr("tests.gateway.test_auth.STAMP", meta)
+        token = world.issuer.mint(world.url, sub="alice")
+        call = partial(request, world.http, world.url, token, "tools/call", name="crm__whoami", arguments={})
+        asked = last(await call())
+        (key, question) = next(iter(asked["inputRequests"].items()))
+        assert question["params"]["url"] == f"{alice.page}/sign-ins?server=crm"
+        await alice.sign_in()
+        answers = {key: {"action": "accept"}}
+        done = last(await call(inputResponses=answers, requestState=asked["requestState"]))
+        assert shown(done) == "alice"
+
+
+@pytest.mark.parametrize("other", [["i", "Alice"], ["i/alice", ""], ["j", "alice"], ["i", "alice "], ["i,alice"]])
+def test_a_file_opens_as_its_own_users_alone(other: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    first, second = UserCredentials(compact_json(["i", "alice"])), UserCredentials(compact_json([*other]))
+    credentials = stored_sign_in("http://127.0.0.1:1/mcp")
+    key = credentials.key
+    asyncio.run(first.save(credentials))
+    assert asyncio.run(UserCredentials(first.user).find(key)) == credentials
+    (row,) = first.read_rows()
+    text = Path(row.file.path).read_text("utf-8")
+    moved = Path(second.find_folder(), Path(row.file.path).name)
+    assert moved != Path(row.file.path)
+    moved.parent.mkdir(parents=True)
+    moved.write_text(text, "utf-8")
+    assert asyncio.run(second.find(key)) is None
+    moved.write_text(text.replace(compact_json(first.user), compact_json(second.user)), "utf-8")
+    assert second.read_rows() != ()
+    with pytest.raises(AuthFault, match="cannot be opened") as caught:
+        asyncio.run(second.find(key))
+    assert "access-0" not in str(caught.value)
+
+
+def test_a_sign_in_of_a_user_is_never_stored_as_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    store = UserCredentials(compact_json(["i", "alice"]))
+    with pytest.raises(AuthFault, match="stored sealed only"):
+        store.require_vault()
+    with pytest.raises(AuthFault, match="stored sealed only"):
+        asyncio.run(store.save(stored_sign_in("http://127.0.0.1:1/mcp")))
+    assert not list_stored()

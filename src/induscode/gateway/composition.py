@@ -205,6 +205,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
             users = UserSignIns(session.mcp, lambda: parts.site.url if parts.site else "", parts.book)
             users.sessions.on_ready.add(content.restore_user)
             gateway.user_sign_ins = await stack.enter_async_context(users)
+            await to_thread.run_sync(users.report_vault)
         if checks.flow is not None:
             checks.flow.connect(session.mcp)
             parts.tasks.on_adopted.add(checks.flow.adopt_task)

@@ -291,9 +291,10 @@ def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequen
         print_status(next(reasons, f"server {name!r} is not started: {STATE_REMEDIES[state].format(name)}"))
         return int(ExitCode.SERVER_MISSING)
     auth = getattr(plan.configs[name], "auth", None)
-    if auth is not None and auth.settings.grant == "token_exchange":
+    if auth is not None and (auth.settings.grant == "token_exchange" or auth.settings.per_user):
         message = "its clients would all be the gateway itself there; serve it without --transparent"
-        raise click.UsageError(f"server {name!r} has token exchange: {message}")
+        what = "has sign-ins of users" if auth.settings.per_user else "has token exchange"
+        raise click.UsageError(f"server {name!r} {what}: {message}")
     refusal = refuse_recursion(plan.narrow([name]), above)
     if refusal is not None:
         print_status(refusal)

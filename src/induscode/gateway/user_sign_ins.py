@@ -25,12 +25,13 @@ from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles, StoredRow
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-from indusagi.interop.protocol_bridge.users import SessionKey, is_per_user
+from indusagi.interop.protocol_bridge.users import SessionKey, has_own_credentials, is_per_user
+from induscode.cli.terminal import print_status
 from induscode.servers.sign_in import SignInFacts, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.contract import CredentialKey, ServerAuth, SignInPrompt
+    from indusagi.interop.auth.contract import CredentialKey, ServerAuth, SignInPrompt, StoredCredentials
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.gateway.token_book import TokenBook
 
@@ -47,12 +48,14 @@ class UserSignIns:
         self._bridge = bridge
         self._book = book
         self._find_page = find_page
+        self._registrations: dict[CredentialKey, StoredCredentials] = {}
         self._following = BackgroundTask("sign-ins of users")
         self.sessions = bridge.fleet.open_users(self._build_auth, self._find_signed_in)
 
     def list_servers(self) -> Sequence[str]:
         """List the servers that each user signs in to."""
-        return [server for server, config in self._bridge.plan.configs.items() if is_per_user(config)]
+        configs = self._bridge.plan.configs.items()
+        return [server for server, config in configs if is_per_user(config) and not has_own_credentials(config)]
 
     def build_link(self, server: str) -> str:
         """Build the address where any user signs in to a server; empty without a page."""
@@ -64,12 +67,15 @@ class UserSignIns:
         assert config.auth is not None
         link = self.build_link(config.id)
         remedy = f"open {link} and sign in there" if link else "users sign in on the page, which is off (--page)"
-        return replace(config.auth, store=UserCredentials(user), prompt=None, user=user, remedy=remedy)
+        store = UserCredentials(user, registrations=self._registrations)
+        # Anyone could enter the code of a sign-in on another device.
+        settings = replace(config.auth.settings, grant="authorization_code")
+        return replace(config.auth, settings=settings, store=store, prompt=None, user=user, remedy=remedy)
 
     def _configure(self, server: str, user: str) -> ServerConfig:
         """Return a server's configuration with the sign-in of a user; raises `AuthFault` if users don't sign in."""
         config = self._bridge.plan.configs.get(server)
-        if config is None or isinstance(config, StdioServerConfig) or not is_per_user(config) or not user:
+        if config is None or isinstance(config, StdioServerConfig) or server not in self.list_servers() or not user:
             raise AuthFault(f"there is no server {server!r} that each user signs in to")
         return replace(config, auth=self._build_auth(config, user))
 
@@ -103,6 +109,14 @@ class UserSignIns:
             return await sign_out_of_server(self._configure(server, user))
         finally:
             await self._renew(server, user, "signed out")
+
+    def report_vault(self) -> None:
+        """Print a line if users can't sign in for lack of a place for their sign-ins. Blocks."""
+        try:
+            if self.list_servers():
+                UserCredentials("any").require_vault()
+        except AuthFault as fault:
+            print_status(f"users cannot sign in to {', '.join(self.list_servers())}: {fault}")
 
     async def __aenter__(self) -> Self:
         """Sign principals that are locked out of the gateway out of every server."""
@@ -165,9 +179,27 @@ class UserCredentials(CredentialFiles):
     items = "users' sign-ins"
     may_be_plain = False
 
-    def __init__(self, user: str = "", folder: str | None = None) -> None:
+    def __init__(
+        self,
+        user: str = "",
+        folder: str | None = None,
+        registrations: dict[CredentialKey, StoredCredentials] | None = None,
+    ) -> None:
         super().__init__(folder or (os.path.join(find_users_folder(), _hash(user)) if user else None))
         self.user = user
+        self._registrations = {} if registrations is None else registrations
+
+    async def find(self, key: CredentialKey) -> StoredCredentials | None:
+        """Return the sign-in with this key, or our registration at its issuer, which all users share."""
+        return await super().find(key) or self._registrations.get(key)
+
+    async def save(self, credentials: StoredCredentials) -> None:
+        """Store a sign-in; a registration alone is only remembered."""
+        self._registrations[credentials.key] = replace(
+            credentials, tokens=None, dpop_key=None, account="", requested_scopes=(), wanted_scopes=()
+        )
+        if credentials.tokens is not None:
+            await super().save(credentials)
 
     def name_owner(self, facts: JsonObject) -> str | None:
         """Return the name for the store and the user: a file opens as its own user's alone."""

@@ -44,6 +44,13 @@ def is_per_user(config: ServerConfig) -> bool:
     return not isinstance(config, StdioServerConfig) and config.auth is not None and config.auth.settings.per_user
 
 
+def has_own_credentials(config: ServerConfig) -> bool:
+    """Return whether a row has credentials that replace a sign-in."""
+    if isinstance(config, StdioServerConfig) or config.auth is None:
+        return False
+    return not config.auth.settings.needs_person or any(name.lower() == "authorization" for name in config.headers)
+
+
 def name_session(config: ServerConfig) -> str:
     """Name the session that this task's calls of a server go over, without the user's name."""
     if not is_per_user(config) or not (user := current_user.get()):
@@ -104,7 +111,9 @@ class UserSessions:
         if shared.waiting == "untrusted":
             raise _build_fault(config, "it needs consent")
         if not user:
-            raise _build_fault(config, "each user signs in to it, and this caller has no name")
+            raise _build_fault(config, "each user signs in to it, and this caller is no user of the issuer")
+        if has_own_credentials(config):
+            raise _build_fault(config, "each user signs in to it, and its row has credentials for all of them")
         session = self._open.pop((config.id, user), None)
         if session is not None and session.base != config:  # its row has changed
             self._end(session)
