@@ -1,8 +1,8 @@
 """`python -m outside.sign_in`: sign in through the real program.
 
 Authorization servers: oidc-provider (npm), one on Authlib, the SDK's. Ways: Chromium on this machine, a pasted
-address, another device. Then 8 processes on one rotating refresh token, processes killed in a refresh, and a real
-Secret Service.
+address, another device. Users of a gateway, each with an own sign-in. Then 8 processes on one rotating refresh token,
+processes killed in a refresh, and a real Secret Service.
 Ends with 0 if all went well, with 1 if something failed, with 2 if nothing could be installed.
 """
 
@@ -32,6 +32,7 @@ from outside.say import aligned, complain, markdown, say, write_between
 from outside.sign_in.keyrings import check_secret_service
 from outside.sign_in.program import Program, ProgramFailed
 from outside.sign_in.sites import authlib_server, oidc_provider_server, sdk_server
+from outside.sign_in.users import check_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ _NAME = "demo"
 class _Options(argparse.Namespace):
     only: str
     rounds: int
+    calls: int
     kills: int
 
 
@@ -59,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="outside.sign_in", description=__doc__)
     parser.add_argument("--only", default="", help="only parts whose name holds this")
     parser.add_argument("--rounds", type=int, default=200, help="of the race")
+    parser.add_argument("--calls", type=int, default=10_000, help="of the users")
     parser.add_argument("--kills", type=int, default=20, help="processes killed in a refresh, of each kind")
     options = parser.parse_args(arguments, _Options())
     rows: list[tuple[str, str, str]] = []
@@ -82,6 +85,12 @@ async def _run(options: _Options, rows: list[tuple[str, str, str]]) -> None:
 
     if options.only in "browser":
         await _sign_in_everywhere(add)
+    if options.only in "users":
+        node = find_node()
+        if node is None:
+            raise CannotInstall("node is missing")
+        packages = await to_thread.run_sync(node_packages, node, "sign_in")
+        await check_users(node, packages, options.calls, add)
     if options.only in "race":
         await _race(options.rounds, add)
     if options.only in "kill":

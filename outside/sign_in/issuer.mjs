@@ -1,17 +1,17 @@
 // oidc-provider as the authorization server of one MCP server: registration, PKCE, device flow, resource indicators.
-// node issuer.mjs PORT RESOURCE
+// node issuer.mjs PORT RESOURCE [SCOPES]
 import { generateKeyPairSync } from 'node:crypto';
 import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 
 const require = createRequire(`${process.env.NODE_PACKAGES}/`);
 const { Provider } = await import(pathToFileURL(require.resolve('oidc-provider')).href);
-const [port, resource] = process.argv.slice(2);
+const [port, resource, scopes = 'read'] = process.argv.slice(2);
 const key = generateKeyPairSync('ec', { namedCurve: 'P-256' }).privateKey.export({ format: 'jwk' });
 
 const provider = new Provider(`http://127.0.0.1:${port}`, {
   jwks: { keys: [{ ...key, kid: 'k1', alg: 'ES256', use: 'sig' }] },
-  scopes: ['openid', 'offline_access', 'read'],
+  scopes: ['openid', 'offline_access', ...scopes.split(' ')],
   pkce: { required: () => true },
   issueRefreshToken: async (ctx, client) => client.grantTypeAllowed('refresh_token'),
   rotateRefreshToken: true,
@@ -26,7 +26,7 @@ const provider = new Provider(`http://127.0.0.1:${port}`, {
       defaultResource: () => resource,
       useGrantedResource: () => true,
       getResourceServerInfo: () => ({
-        scope: 'read',
+        scope: scopes,
         audience: resource,
         accessTokenTTL: 3600,
         accessTokenFormat: 'jwt',

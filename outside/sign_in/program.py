@@ -7,11 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
+import anyio
+
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from anyio.abc import Process
+
     from outside.browser import Chromium
 
 Way: TypeAlias = Literal["browser", "paste", "device"]
@@ -32,7 +39,7 @@ class Program:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "INDUS_"))}
         null = "keyring.backends.null.Keyring"
         self._environment = {**kept, "HOME": home, "PYTHON_KEYRING_BACKEND": null, **variables}
-        self._home = home
+        self.home = self._home = home
 
     def run(self, *arguments: str) -> str:
         """Run a command to its end, and return its output.
@@ -53,6 +60,40 @@ class Program:
         if done.returncode:
             raise ProgramFailed(f"indus {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
+
+    def sign_in_by(self, name: str, open_page: Callable[[str], str]) -> None:
+        """Run `indus mcp login --paste` with a function that opens the page and returns where its browser ends."""
+        command = [_INDUS, "mcp", "login", name, "--paste"]
+        process = subprocess.Popen(
+            command,
+            cwd=self._home,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        page = next((found[0] for line in process.stdout if (found := _PAGE.search(line))), None)
+        said, _ = process.communicate(f"{open_page(page)}\n" if page else "", _LIMIT_S)
+        if page is None or process.returncode:
+            raise ProgramFailed(said)
+
+    @asynccontextmanager
+    async def serving(self, *arguments: str) -> AsyncGenerator[Process]:
+        """Run `indus serve` while the block runs, and wait until it has tools."""
+        command, said = [_INDUS, "serve", *arguments], bytearray()
+        async with await anyio.open_process(
+            command, cwd=self._home, env=self._environment, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        ) as process:
+            try:
+                assert process.stdout is not None
+                with anyio.fail_after(_LIMIT_S):
+                    while b"tool from" not in said:
+                        said += await process.stdout.receive()
+                yield process
+            finally:
+                process.terminate()
 
     def read_state(self, name: str) -> dict[str, object]:
         """Return what `indus mcp auth` tells about a server."""

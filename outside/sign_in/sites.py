@@ -41,8 +41,26 @@ async def sdk_server() -> AsyncGenerator[str]:
 
 
 @asynccontextmanager
-async def oidc_provider_server(node: Node, packages: Path) -> AsyncGenerator[str]:
-    """Start oidc-provider, and give the URL of the MCP server whose tokens it signs."""
+async def oidc_provider(node: Node, packages: Path, resource: str, scopes: str = "read") -> AsyncGenerator[str]:
+    """Start oidc-provider for the tokens of one resource, and give its address."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    environment = {**os.environ, "NODE_PACKAGES": str(packages.parent)}
+    command = [str(node.path), str(_SCRIPT), str(port), resource, scopes]
+    async with await anyio.open_process(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            with anyio.fail_after(60):
+                while b"ready" not in await process.stdout.receive():
+                    pass
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@asynccontextmanager
+async def oidc_provider_site(node: Node, packages: Path) -> AsyncGenerator[ProtectedServer]:
+    """Start oidc-provider, and serve the MCP server whose tokens it signs."""
     keys: list[KeySet] = []
 
     def find_person(token: str) -> str | None:
@@ -55,19 +73,13 @@ async def oidc_provider_server(node: Node, packages: Path) -> AsyncGenerator[str
     server = ProtectedServer(find_person)
     async with served(Starlette(routes=server.build_routes())) as place:
         server.url = f"{place}/mcp"
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            port = held.getsockname()[1]
-        environment = {**os.environ, "NODE_PACKAGES": str(packages.parent)}
-        command = [str(node.path), str(_SCRIPT), str(port), server.url]
-        async with await anyio.open_process(command, env=environment, stderr=subprocess.DEVNULL) as process:
-            try:
-                assert process.stdout is not None
-                with anyio.fail_after(60):
-                    while b"ready" not in await process.stdout.receive():
-                        pass
-                server.issuer = f"http://127.0.0.1:{port}"
-                async with httpx2.AsyncClient() as client:
-                    keys.append(KeySet.import_key_set((await client.get(f"{server.issuer}/jwks")).json()))
-                yield server.url
-            finally:
-                process.terminate()
+        async with oidc_provider(node, packages, server.url) as server.issuer, httpx2.AsyncClient() as client:
+            keys.append(KeySet.import_key_set((await client.get(f"{server.issuer}/jwks")).json()))
+            yield server
+
+
+@asynccontextmanager
+async def oidc_provider_server(node: Node, packages: Path) -> AsyncGenerator[str]:
+    """Start oidc-provider, and give the URL of the MCP server whose tokens it signs."""
+    async with oidc_provider_site(node, packages) as server:
+        yield server.url

@@ -233,7 +233,7 @@ async def test_a_client_that_opens_pages_goes_on_after_the_sign_in(
     async with opened_world(tmp_path, monkeypatch) as world:
         alice = world.browse("alice")
         await alice.log_in()
-        meta = {**STAMP, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"url": {}}}}
+        meta: dict[str, Any] = {**STAMP, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"url": {}}}}
         monkeypatch.setattr("tests.gateway.test_auth.STAMP", meta)
         token = world.issuer.mint(world.url, sub="alice")
         call = partial(request, world.http, world.url, token, "tools/call", name="crm__whoami", arguments={})
