@@ -212,6 +212,29 @@ def test_a_projects_link_to_hooks_elsewhere_is_no_way_around_consent(work: Path,
     assert "it's a link" in str(stage.hooks.notes[0])
 
 
+@pytest.mark.parametrize(
+    "command", ["./guard.sh", "cd hooks && ./guard.sh", '"${PWD}"/hooks/guard.sh', "sh -c x=hooks/guard.sh"]
+)
+def test_a_script_is_covered_however_it_is_named_and_a_link_to_one_is_refused(work: Path, command: str) -> None:
+    for path in (work / "guard.sh", work / "hooks/guard.sh", work / "hooks/other.sh"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("exit 0\n", encoding="utf-8")
+        path.chmod(0o755)
+    write_hooks(work / ".claude/settings.json", command)
+    (found,) = find_hook_files(str(work), [])
+    assert str(work / ("guard.sh" if command == "./guard.sh" else "hooks/guard.sh")) in found.scripts
+    trust(work)
+    stage = Stage(work)
+    for path in found.scripts:
+        Path(path).unlink()
+        Path(path).symlink_to(work / "hooks/other.sh")
+    decision = stage.before(command="ls")
+    assert "has changed since you consented" in decision.reason
+    later = Stage(work)
+    assert later.hooks.build_addon() is None
+    assert "which is a link" in str(later.hooks.notes[0])
+
+
 def test_the_users_hooks_run_at_once_and_are_shown_the_first_time(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Path(os.environ["HOME"])
     write_hooks(home / ".claude/settings.json", "touch ran")

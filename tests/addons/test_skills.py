@@ -75,6 +75,12 @@ def test_a_skill_of_the_project_needs_consent_which_any_change_ends(work: Path) 
     later = SkillSet(str(work))
     assert (later.usable, later.found["deploy"].consent) == ({}, "changed")
     (path / "notes.md").write_text("first", encoding="utf-8")
+    (path / "logo.png").write_bytes(b"\x89PNG\0")
+    trust(path)
+    with pytest.raises(SkillError, match="no text"):
+        SkillSet(str(work)).render("deploy", "logo.png")
+    (path / "logo.png").write_bytes(b"\x89PNG\1\0")
+    assert SkillSet(str(work)).usable == {}
     (path / "more.md").write_text("added", encoding="utf-8")
     assert SkillSet(str(work)).usable == {}
 

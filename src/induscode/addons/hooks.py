@@ -65,6 +65,7 @@ _MAX_OUTPUT = 64 * 1024
 _MAX_CONTEXT = 10_000
 _MAX_BYTES = 1024 * 1024
 _MAX_HOOKS = 50
+_MAX_COMMAND = 4_000
 _MATCHER = re.compile(r"[\w.*|-]*")
 _PROJECT = "CLAUDE_PROJECT_DIR"
 _CLAUDE_NAMES: Mapping[str, str] = {
@@ -153,7 +154,7 @@ class HookFile:
         """Return a script that isn't what the consent covers. Blocks."""
         for path, data in self.scripts.items():
             try:
-                if read_small_file(path, _MAX_BYTES) != data:
+                if os.path.realpath(path) != path or read_small_file(path, _MAX_BYTES) != data:
                     return path
             except OSError:
                 return path
@@ -201,31 +202,44 @@ def _read_hooks(path: str, notes: list[Note]) -> Sequence[Hook]:
             matcher, rows = group.get("matcher") or "", group.get("hooks")
             if not isinstance(matcher, str) or _MATCHER.fullmatch(matcher) is None:
                 raise ValueError(f"the matcher {matcher!r} can't be read: write names, | and *")
-            for row in filter(is_json_object, rows if isinstance(rows, list) else ()):
-                command, seconds = row.get("command"), row.get("timeout", _DEFAULT_S)
-                if row.get("type", "command") != "command" or not isinstance(command, str) or not command.strip():
-                    raise ValueError(f"a hook of {event} is no command")
-                limit = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else _DEFAULT_S
-                name = "" if matcher == "*" else matcher
-                hooks.append(Hook(event=event, matcher=name, command=command, timeout_s=min(limit, _MAX_S)))
+            rows = filter(is_json_object, rows if isinstance(rows, list) else ())
+            hooks += [_read_hook(event, "" if matcher == "*" else matcher, row) for row in rows]
     if len(hooks) > _MAX_HOOKS:
         raise ValueError(f"it has more than {_MAX_HOOKS} hooks")
     return hooks
 
 
+def _read_hook(event: str, matcher: str, row: JsonObject) -> Hook:
+    command, seconds = row.get("command"), row.get("timeout", _DEFAULT_S)
+    if row.get("type", "command") != "command" or not isinstance(command, str) or not command.strip():
+        raise ValueError(f"a hook of {event} is no command")
+    if len(command) > _MAX_COMMAND:
+        raise ValueError(f"a command has more than {_MAX_COMMAND:,} characters: write it into a script")
+    limit = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else _DEFAULT_S
+    return Hook(event=event, matcher=matcher, command=command, timeout_s=min(limit, _MAX_S))
+
+
 def _find_scripts(hooks: Sequence[Hook], workspace: str) -> Mapping[str, bytes]:
-    """Read the project's files that the commands name; `OSError` if one can't be read, or is too large."""
+    """Read the project's files that the commands name; `OSError` or `ValueError` if one can't be covered."""
     scripts: dict[str, bytes] = {}
     for hook in hooks:
-        command = re.sub(rf"\$\{{?{_PROJECT}\}}?", workspace, hook.command)
+        command = re.sub(rf"\$\{{?(?:{_PROJECT}|PWD)\b[^}}\s\"'/]*\}}?", workspace, hook.command)
         try:
             words = [*shlex.shlex(command, posix=True, punctuation_chars=True)]
         except ValueError:
             words = command.split()
-        for word in (part for given in words for part in (given, given.partition("=")[2])):
-            path = os.path.realpath(os.path.join(workspace, os.path.expanduser(word)))
-            if word and is_within(path, workspace) and os.path.isfile(path):
-                scripts[path] = read_small_file(path, _MAX_BYTES)
+        words += [word.partition("=")[2] for word in words]
+        paths = [os.path.normpath(os.path.join(workspace, os.path.expanduser(word))) for word in filter(None, words)]
+        folders = [path for path in paths if os.path.isdir(path)]  # as in `cd hooks && ./guard.sh`
+        paths += [os.path.normpath(os.path.join(folder, word)) for folder in folders for word in filter(None, words)]
+        for path in dict.fromkeys(paths):
+            if not is_within(path, workspace) or not os.path.isfile(path):
+                continue
+            if os.path.realpath(path) != path:  # a link could be changed without its target
+                raise ValueError(f"a command names {path}, which is a link: name its target")
+            scripts[path] = read_small_file(path, _MAX_BYTES)
+            if len(scripts) > _MAX_HOOKS:
+                raise ValueError(f"its commands name more than {_MAX_HOOKS} files")
     return dict(sorted(scripts.items()))
 
 

@@ -42,7 +42,9 @@ OWNER = "."
 """The server id of the project's skills in the lock file. No server can have it."""
 _FOLDERS = tuple(os.path.join(folder, "skills") for folder in (".agents", ".claude", ".indusvx"))
 _MAX_SKILLS, _MAX_FILES = 50, 200
-_MAX_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
+_MAX_TOTAL = 4 * _MAX_BYTES
+"""All skills of a session together: they're read when it opens."""
 _MAX_TEXT = 64 * 1024
 _MAX_DESCRIPTION = 500
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -90,8 +92,10 @@ class Skill:
     folder: str
     definition: JsonObject
     """In the form of a server's skill: `frontmatter`, and `resources` with their digests."""
-    files: Mapping[str, bytes]
-    """By path in the folder."""
+    files: Mapping[str, str | None]
+    """Texts by path in the folder; `None` for other files and large ones."""
+    size: int
+    """Bytes of all files."""
     is_project: bool
     consent: ConsentState = "trusted"
 
@@ -108,7 +112,7 @@ class Skill:
     @property
     def text(self) -> str:
         """The text of `SKILL.md`, for a question."""
-        return self.files[SKILL_FILE].decode("utf-8", "replace")
+        return self.files[SKILL_FILE] or ""
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -126,9 +130,10 @@ class Skill:
         fields, lines = self.fields, [f"description: {self.description}"]
         if "allowed-tools" in fields:
             lines.append(f"allowed-tools: {fields['allowed-tools']} (ignored: your rules decide)")
-        for path, data in self.files.items():
-            lines.append(f"{path}: {format_count(len(data), 'byte')}, SHA-256 {hashlib.sha256(data).hexdigest()}")
-        texts: JsonObject = {path: data.decode("utf-8", "replace") for path, data in self.files.items()}
+        rows = self.definition["resources"]
+        rows = filter(is_json_object, rows if isinstance(rows, list) else ())
+        lines += [f"{row['uri']}: {row['size']:,} bytes, {row['digest']}" for row in rows]
+        texts: JsonObject = {path: text for path, text in self.files.items() if text is not None}
         found = review_item(RemoteToolRef(OWNER, self.name, "skill"), texts, OtherNames({}))
         warnings = ["the model follows its text where it fits the task", *(finding.brief for finding in found)]
         if self.consent == "changed":
@@ -141,13 +146,14 @@ class Skill:
         return BridgeCapability.from_definition(descriptor, RemoteToolRef(OWNER, self.name, "skill"), self.definition)
 
 
-def read_skill(folder: str, *, is_project: bool, store: AddonConsentStore | None = None) -> Skill:
+def read_skill(folder: str, *, is_project: bool, room: int = _MAX_BYTES) -> Skill:
     """Read a skill with all its files, and look up the consent to a project's. Blocks.
 
     Raises `SkillError` if it's incomplete, too large, or has a link, and `OSError` if it can't be read.
     """
-    files: dict[str, bytes] = {}
-    size = 0
+    files: dict[str, str | None] = {}
+    resources: list[JsonValue] = []
+    size, room = 0, min(room, _MAX_BYTES)
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted((*folders, *names)):
@@ -156,27 +162,27 @@ def read_skill(folder: str, *, is_project: bool, store: AddonConsentStore | None
                 raise SkillError(f"{os.path.relpath(path, folder)} is a link: replace it by a file")
         for name in sorted(names):
             path = os.path.join(root, name)
-            data = read_small_file(path, _MAX_BYTES, follow=False)
-            files[os.path.relpath(path, folder)] = data
+            data = read_small_file(path, room, follow=False)
+            name = os.path.relpath(path, folder)
+            resources.append({"uri": name, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)})
+            is_text = len(data) <= _MAX_TEXT and b"\0" not in data
+            files[name] = data.decode("utf-8", "replace") if is_text else None
             size += len(data)
-            if len(files) > _MAX_FILES or size > _MAX_BYTES:
-                raise SkillError(f"it has more than {_MAX_FILES} files or {_MAX_BYTES:,} bytes: make it smaller")
-    if SKILL_FILE not in files or len(files[SKILL_FILE]) > _MAX_TEXT:
-        raise SkillError(f"its {SKILL_FILE} is missing or has more than {_MAX_TEXT:,} bytes")
-    resources: list[JsonValue] = [
-        {"uri": path, "digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
-        for path, data in files.items()
-    ]
-    front = split_front_matter(files[SKILL_FILE].decode("utf-8", "replace"))[0]
+            if len(files) > _MAX_FILES or size > room:
+                raise SkillError(f"it has more than {_MAX_FILES} files or {room:,} bytes: make it smaller")
+    text = files.get(SKILL_FILE)
+    if text is None:
+        raise SkillError(f"its {SKILL_FILE} is missing, no text, or larger than {_MAX_TEXT:,} bytes")
+    front = split_front_matter(text)[0]
     matter: JsonObject = {**read_fields(front or "")}
     definition: JsonObject = {"uri": SKILL_FILE, "frontmatter": matter, "resources": resources}
     name = os.path.basename(folder)
-    skill = Skill(name=name, folder=folder, definition=definition, files=files, is_project=is_project)
+    skill = Skill(name=name, folder=folder, definition=definition, files=files, size=size, is_project=is_project)
     if not skill.description or _NAME.fullmatch(name) is None:
         raise SkillError(f"its {SKILL_FILE} needs a description, and its folder a name of letters, digits, - and _")
     if not is_project:
         return skill
-    return replace(skill, consent=(store or AddonConsentStore()).find_consent(folder, skill.describe().digest))
+    return replace(skill, consent=AddonConsentStore().find_consent(folder, skill.describe().digest))
 
 
 class SkillSet:
@@ -226,7 +232,8 @@ class SkillSet:
                 return
             else:
                 try:
-                    self.found[name] = read_skill(path, is_project=workspace is not None)
+                    room = _MAX_TOTAL - sum(skill.size for skill in self.found.values())
+                    self.found[name] = read_skill(path, is_project=workspace is not None, room=room)
                 except (SkillError, OSError) as exc:
                     self.notes.append(Note(owner, f"left out: {describe_error(exc)}"))
 
@@ -247,7 +254,9 @@ class SkillSet:
         path = os.path.normpath(file) if file else SKILL_FILE
         if path not in now.files:
             raise SkillError(f"the skill {name!r} has no file {file!r}: {', '.join(now.files)}")
-        text = now.files[path].decode("utf-8", "replace")
+        text = now.files[path]
+        if text is None:
+            raise SkillError(f"{file} of the skill {name!r} is no text of up to {_MAX_TEXT:,} bytes: use its path")
         framed = _frame(name, path, text if file else split_front_matter(clean_text(text)[0])[1])
         others = [] if file else [other for other in now.files if other != SKILL_FILE]
         more = f"\nIts folder is {skill.folder}, with the files {', '.join(others)}." if others else ""
