@@ -178,8 +178,11 @@ def test_what_a_server_answers_keeps_values_that_may_be_data() -> None:
     known = Redaction((
         StdioServerConfig("a", "run", env={"PASSWORD": "postgres", "SORT_KEY": "created_at_column", "SALT": "x1"}),
         StreamableHttpServerConfig("b", url, {"X-Project": "0b6dff6a-5f5e-4f0e-9d53"}),
+        StdioServerConfig("c", "run", env={"AWS_ACCESS_KEY_ID": "AKIA0123456789ABCDEF"}),
+        StreamableHttpServerConfig("d", "https://ada.lovelace1815:pw@a/"),
     ))  # fmt: skip
-    answer: JsonValue = {"result": ["postgres", "created_at_column", "x1", "0b6dff6a-5f5e-4f0e-9d53", 17, None]}
+    names: list[JsonValue] = ["AKIA0123456789ABCDEF", "ada.lovelace1815"]
+    answer: JsonValue = {"result": ["postgres", "created_at_column", "x1", "0b6dff6a-5f5e-4f0e-9d53", 17, None, *names]}
     assert known.hide_in_frame(answer) is answer
     told: JsonValue = {"error": {"message": f"no such page: {url}", "pa55word-1234": True}}
     hidden: JsonValue = {"error": {"message": "no such page: https://user:…@a/?api_key=…", "…": True}}

@@ -48,8 +48,9 @@ _KEY_NAME = "cluster.key"
 _BROKERS, _CREDENTIALS, KEY_FILE = "induscode.brokers", "induscode.broker_credentials", "induscode.key_file"
 """Where the context of a command has the values of its options."""
 _PASSWORD_SHOWN = (
-    "the address of the brokers has a password, which other users of this machine can read in the process list: "
-    f"use --broker-credentials FILE, the setting cluster.credentials_file or the variable {CREDENTIALS_VARIABLE}"
+    "the address of the brokers has a password, which others may read in the process list or a file: store it "
+    "(indus secrets set broker) and write nats://USER:${keyring:broker}@HOST, or use --broker-credentials FILE or the "
+    f"variable {CREDENTIALS_VARIABLE}"
 )
 CREDENTIALS_HELP = (
     f"A file with USER:PASSWORD, a token or NATS credentials; by default the variable {CREDENTIALS_VARIABLE}."

@@ -81,7 +81,8 @@ class Redaction:
         certain = {
             value
             for name, value in secrets
-            if is_distinct(value) and (is_secret_name(name) or quotes_value(value) or holds_secret(value))
+            if is_distinct(value) and not _PUBLIC.search(name)
+            if is_secret_name(name) or quotes_value(value) or holds_secret(value)
         }
         self._spellings = _sort({*self._spellings, *(text for value in spellings for text in spellings[value])})
         self._certain = _sort({*self._certain, *(text for value in certain for text in spellings[value])})
@@ -119,6 +120,8 @@ class Redaction:
         return clean_json(frame, clean)[0]
 
 
+_PUBLIC = re.compile(r"(?i)key[-_]?id$|user|public|publishable|anon(?![a-z])")
+"""Names of values that belong to a secret, and that others may see: `AWS_ACCESS_KEY_ID` is in every presigned URL."""
 _PATH = re.compile(r"[.~]?/|.*://|\D*$|[^A-Z]*$|[^a-z]*$")
 """Matches what has slashes and isn't base64: a path, a URL, or a text without a mixture of letters and digits."""
 
@@ -157,9 +160,10 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
             pairs = parse_qsl(parts.query)
         except ValueError:  # an invalid URL, so nothing was ever sent to it
             continue
-        for piece in parts.netloc.rpartition("@")[0].split(":"):
-            yield "password", piece
-            yield "password", unquote(piece)
+        user, colon, password = parts.netloc.rpartition("@")[0].partition(":")
+        for name, piece in (("user password" if colon else "password", user), ("password", password)):
+            yield name, piece
+            yield name, unquote(piece)
         yield from pairs
         # As written, too.
         yield from ((name, value) for name, _, value in (pair.partition("=") for pair in parts.query.split("&")))
