@@ -29,6 +29,8 @@ CoreError                  anything of ours that a caller may want to catch
 ├── WeightsError           weights that are absent or can't be used
 ├── AgentFileError         a file of an agent that cannot be used
 ├── AddonError             an addon that cannot be used as it is
+├── SkillError             a skill that cannot be used as it is
+├── HookError              a hook without an answer
 ├── ConsentChangedError    a yes to something that has changed since the user looked
 ├── InvalidPromptError     nothing to ask, or too much of it
 ├── InvalidRuleError       a permission rule that cannot be parsed
@@ -37,6 +39,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── NoModelError           no model to ask, or none of that name
 ├── InvalidAddressError    an invalid address of a model server
 ├── ConversationError      no conversation to continue
+│   └── OpenElsewhereError  a conversation that another process has open
 ├── CompactionError        a conversation that could not be summarised
 │   └── NothingToCompactError  a conversation with nothing to summarise
 ├── InvalidFormError       a server's form that a user can't fill in

@@ -57,6 +57,7 @@ def test_every_setting_can_be_written() -> None:
         "assertion_file": "/run/token",
         "identity_provider": {"token_endpoint": "https://i/t", "client_id": "i", "id_token": "${ID}"},
         "dpop": True,
+        "per_user": True,
         "header_command": ["helper", "${SECRET}"],
     }
     row = row_of(auth=auth)
