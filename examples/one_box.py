@@ -37,7 +37,7 @@ async def main() -> None:
 asyncio.run(main())
 # Prints:
 # read grep shout notes__add
-# asked: shout changes something {"text": "buy bread"}
+# asked: shout {"text": "buy bread"}
 # shout True shout was not run: the user declined: no shouting
-# asked: server notes wants to run add {"text": "buy bread"}
+# asked: notes → add {"text": "buy bread"}
 # notes__add False 1 note(s)

@@ -45,12 +45,15 @@ async def test_question_says_what_will_happen_why_it_is_asked_and_which_rule_is_
     dialog = scripted("y")
     assert (await check_call(asking(dialog), "bash", tmp_path, command="git push origin")).allowed
     (question,) = dialog.questions
-    assert question.title == "bash wants to run: git push origin"
+    assert (question.title, question.prompt) == ("Run git push origin", "Run this command?")
+    assert question.brief == ("sandboxed, network on",)
     assert 'command: "git push origin"' in question.lines
     assert "asks because: runs: git push origin" in question.lines
     assert question.default == "n"
     labels = {choice.key: choice.label for choice in question.choices}
     assert [*labels] == ["y", "s", "a", "n"]
+    assert labels["s"] == "Yes, and allow git push * for this session"
+    assert labels["a"] == "Always allow git push * in this project"
     assert "rule: allow bash(git push *)" in question.lines
     assert not any("agent" in line for line in question.lines)
 
@@ -67,7 +70,8 @@ async def test_question_about_a_server_names_the_server_and_its_tool(tmp_path: P
     store = RuleStore(str(tmp_path / "permissions.json"))
     permissions = asking(dialog, store=store)
     assert (await permissions.check(remote(), {}, context(tmp_path))).allowed
-    assert dialog.questions[0].title == "server github wants to run create_issue"
+    assert dialog.questions[0].title == "github → create_issue"
+    assert dialog.questions[0].default == "n", "what a server says about its tools grants nothing"
     assert keys(dialog) == ["y", "s", "a", "v", "n"]
     (rule,) = store.load()[0]
     assert (rule.tool, rule.server) == ("*", "github")
@@ -78,14 +82,14 @@ async def test_question_about_a_server_names_the_server_and_its_tool(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "arguments", "title"),
     [
-        ("write", {"path": "b.txt", "content": "x"}, "Write {folder}/b.txt"),
+        ("write", {"path": "b.txt", "content": "x"}, "Create b.txt"),
         ("read", {"path": "/etc/hosts"}, "Read /etc/hosts"),
-        ("webfetch", {"url": "https://example.org/x"}, "webfetch wants to fetch https://example.org/x"),
-        ("websearch", {"query": "x"}, "websearch contacts the network"),
-        ("bash", {"command": "echo a\necho b\u202e"}, "bash wants to run: echo a … and 1 more lines"),
+        ("webfetch", {"url": "https://example.org/x"}, "Fetch example.org/x"),
+        ("websearch", {"query": "x"}, "Search the web x"),
+        ("bash", {"command": "echo a\necho b\u202e"}, "Run echo a … and 1 more line"),
     ],
 )
-async def test_title_is_one_sentence_for_every_kind_of_call(
+async def test_title_is_a_verb_and_its_object_for_every_kind_of_call(
     name: str, arguments: dict[str, str], title: str, tmp_path: Path
 ) -> None:
     dialog = scripted("n")
@@ -125,7 +129,7 @@ async def test_call_that_a_rule_asks_about_is_offered_once_only(tmp_path: Path) 
 
 
 def test_scopes_outside_the_request_are_not_offered() -> None:
-    for scope, key in zip(ApprovalScope, "ysav", strict=True):
+    for scope, key in zip(ApprovalScope, "yseav", strict=True):
         request = PermissionRequest(
             tool="t", server="s", title="t", lines=(), reasons=("a\nb",), saves=("t",), scopes=(scope,)
         )
@@ -173,9 +177,9 @@ async def test_person_is_shown_the_whole_plan_in_every_approval_mode(approval: s
     assert "The plan is approved and plan mode is off" in text
     assert not planning.mode.active
     (question,) = dialog.questions
-    assert question.lines[:2] == ("# Tidy up", "1. write    a \\x1b[31mnote")
-    assert question.lines[-1].startswith("It is kept in ")
-    assert question.default == "n"
+    assert question.markdown == PLAN
+    assert question.lines[0].startswith("It is kept in ")
+    assert question.default == "y"
 
 
 async def test_approved_plan_still_asks_about_edits(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.support.model_server import ModelServer
 
 pytestmark = pytest.mark.process
-ASKED = "Enter: n): "
+ASKED = "Enter: "
 
 
 @pytest.fixture
@@ -49,9 +49,10 @@ def test_yes_runs_the_call_once(server: ModelServer, tmp_path: Path) -> None:
         says("done"),
     ]
     with started(setup) as terminal:
-        shown = terminal.answer(ASKED, "y\n")
-        assert "Write" in shown
-        assert "rule: allow write(a.txt)" in shown
+        shown = terminal.answer(ASKED, "d\n")
+        assert "Create a.txt  +1 −0" in shown  # noqa: RUF001 — a minus
+        assert "     1 + one" in shown
+        assert "rule: allow write(a.txt)" in terminal.answer(ASKED, "y\n")
         terminal.answer(ASKED, "n\n")
         terminal.answer("why?", "once is enough\n")
         code, rest = terminal.wait()
@@ -110,7 +111,7 @@ def test_ctrl_c_at_a_question_ends_the_run_with_a_sane_terminal_and_no_process(
     setup.mount(honest("--log", log))
     server.script[:] = [calls("honest__pid"), says("done")]
     with started(setup) as terminal:
-        assert "server honest wants to run pid" in terminal.answer(ASKED, CTRL_C)
+        assert "honest → pid" in terminal.answer(ASKED, CTRL_C)
         code, _ = terminal.wait()
         assert code == 130
         assert terminal.read_modes() == terminal.modes

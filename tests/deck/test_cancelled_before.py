@@ -57,7 +57,7 @@ SAMPLES: dict[str, JsonObject] = {
     "webfetch": {"url": "https://example.org"},
     "todo_read": {},
     "write": {"path": "a", "content": "a"},
-    "edit": {"path": "a", "edits": [{"oldText": "a", "newText": "b"}]},
+    "edit": {"path": "a", "edits": [{"oldText": "", "newText": "b"}]},
     "bash": {"command": "true"},
     "process": {"action": "list"},
     "todo_set": {"items": []},

@@ -76,7 +76,7 @@ async def test_a_question_shows_method_host_and_address(tmp_path: Path) -> None:
     person = Person([None])
     await _check(tmp_path, [], DELETE, person)
     (question,) = person.questions
-    assert question.title == "SHOP_DELETE_CUSTOMER wants to send DELETE to api.shop.example"
+    assert question.title == "SHOP_DELETE_CUSTOMER: DELETE api.shop.example"
     assert 'request: DELETE "https://api.shop.example/v1/customers/7"' in question.lines
     assert 'host: "api.shop.example"' in question.lines
     assert question.reasons == ("SHOP_DELETE_CUSTOMER sends DELETE to api.shop.example",)

@@ -424,7 +424,7 @@ async def test_request_shows_every_argument_of_a_remote_tool(work: Path) -> None
 
 async def test_c5_link_that_changes_during_the_question_is_asked_about_again(work: Path, tmp_path: Path) -> None:
     link = work / "link"
-    os.symlink(work / "a.txt", link)
+    os.symlink(work / "new.txt", link)
 
     def swap() -> None:
         if len(person.questions) == 1:
@@ -440,7 +440,7 @@ async def test_c5_link_that_changes_during_the_question_is_asked_about_again(wor
 
 async def test_c5_link_that_keeps_changing_is_denied(work: Path) -> None:
     link = work / "link"
-    os.symlink(work / "a.txt", link)
+    os.symlink(work / "new.txt", link)
 
     def swap() -> None:
         link.unlink()
@@ -690,7 +690,7 @@ async def test_path_that_a_rule_cannot_name_is_allowed_once_only(work: Path) -> 
     for path in ("a*b", "a\u202eb", "a\nb"):
         person = Person()
         await check_call(Permissions(approver=person), "write", work, path=path, content="x")
-        assert person.questions[0].scopes == (ApprovalScope.ONCE,)
+        assert person.questions[0].scopes == (ApprovalScope.ONCE, ApprovalScope.EDITS)
 
 
 async def test_changed_schema_of_a_card_is_used_for_the_check(work: Path) -> None:

@@ -11,9 +11,10 @@ import inspect
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import field
 from importlib import import_module
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.context import ToolContext
@@ -26,6 +27,23 @@ ToolAnswer: TypeAlias = ToolResult | JsonLike
 """Return value of a tool function: a result or a plain value (a string becomes text, anything else JSON)."""
 RunTool: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]]
 """A tool function: takes checked arguments and a context, returns an answer."""
+
+
+@record
+class ChangePreview:
+    """What a call would change in a file, found without changing it."""
+
+    result: ToolResult
+    """What the call would report; an error if it would fail."""
+    before: bytes | None = None
+    """The file's content; None for a new file."""
+    after: bytes = b""
+
+
+approved_change: ContextVar[ChangePreview | None] = ContextVar("approved_change", default=None)
+"""The change that the user approved: this task's call must make exactly this one."""
+PreviewCall: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ChangePreview]]
+"""A dry run of a tool function."""
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -82,6 +100,8 @@ class ToolSpec:
     """The server's complete definition of a remote tool."""
     prepare: Callable[[JsonValue], JsonValue] | None = field(default=None, kw_only=True)
     """Fixes harmless mistakes of models (see `coerce_to`) before the argument check."""
+    preview: PreviewCall | None = field(default=None, kw_only=True)
+    """Finds out what a call would change, to show it before it runs."""
 
 
 def define_tool(spec: ToolSpec) -> DefinedTool:
@@ -109,6 +129,7 @@ def define_native_tool(
     *,
     read_only: bool = False,
     annotations: Mapping[str, JsonValue] | None = None,
+    preview: PreviewCall | None = None,
 ) -> DefinedTool:
     """Create one of our own tools, with a schema for the model without bounds."""
     return define_tool(
@@ -122,18 +143,19 @@ def define_native_tool(
             annotations=annotations or {},
             prepare=prepare,
             terse=True,
+            preview=preview,
         )
     )
 
 
-def run_lazily(module: str, function: str = "run") -> RunTool:
+def run_lazily(module: str, function: str = "run") -> Callable[[JsonObject, ToolContext], Awaitable[Any]]:
     """Return a tool function that imports a heavy implementation on the first call, in a thread.
 
     A listing needs the definitions of all tools but runs none of them.
     """
-    loaded: list[RunTool] = []
+    loaded: list[Callable[[JsonObject, ToolContext], Awaitable[Any]]] = []
 
-    async def run(arguments: JsonObject, ctx: ToolContext) -> ToolAnswer:
+    async def run(arguments: JsonObject, ctx: ToolContext) -> Any:
         if not loaded:
             from anyio import to_thread  # noqa: PLC0415 — by the first call
 
@@ -190,7 +212,7 @@ class DefinedTool:
     """A callable tool, made by `define_tool`."""
 
     def __init__(self, spec: ToolSpec) -> None:
-        self.spec = spec
+        self.spec, self.preview = spec, spec.preview
         self.name, self.label = spec.name, spec.title or spec.name
         self.description, self.read_only = spec.description, spec.read_only
         self.descriptor = ToolDescriptor(

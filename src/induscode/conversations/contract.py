@@ -64,6 +64,10 @@ class ToolCalled:
     id: str
     name: str
     arguments: JsonValue
+    server: str = field(default="", compare=False)
+    """The server of the tool; empty for a native one."""
+    tool: str = field(default="", compare=False)
+    """The server's name for it."""
 
 
 @record

@@ -18,12 +18,13 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.cancel import CancelToken
-from induscode.cli.dialog import Choice, Question, Reply
-from induscode.cli.terminal import held_status_lines, print_status
+from induscode.cli.dialog import Choice, Question, Reply, number_lines
+from induscode.cli.terminal import escape_unprintable, held_status_lines, print_status
 
 _TERMINAL = "/dev/tty"
 _MAX_ATTEMPTS = 20
 """Invalid answers to one question before it counts as cancelled."""
+_DETAILS = "d"
 _CHUNK = 4096
 """Maximum line length of a terminal in canonical mode (termios(3))."""
 
@@ -86,6 +87,9 @@ class LineDialog:
                     return Reply(text=answer)
                 text = f"{problem}\n{prompt}"
                 continue
+            if line.strip() == _DETAILS and question.brief is not None:
+                text = "\n".join((*(f"  {fact}" for fact in question.lines), prompt))
+                continue
             match = find_choice(question, line)
             if match is None:
                 *keys, last = [choice.key for choice in question.choices]
@@ -139,9 +143,15 @@ class LineDialog:
 
 
 def format_question(question: Question) -> list[str]:
-    """Format a question as lines: its title, its facts, and its choices."""
-    lines = [question.title, *(f"  {line}" for line in question.lines)]
-    return [*lines, *(f"  [{choice.key}] {choice.label}" for choice in question.choices)]
+    """Format a question as lines: its title, its facts, its change, and its choices."""
+    change = question.change
+    lines = [question.title if change is None else f"{question.title}  {change.counts}"]
+    lines += [escape_unprintable(line.expandtabs(4)) for line in question.markdown.splitlines()]
+    lines += [f"  {line}" for line in (question.lines if question.brief is None else question.brief)]
+    lines += () if change is None else (row for _, row in number_lines(change.diff))
+    lines += [question.prompt] if question.prompt else ()
+    lines += [f"  [{choice.key}] {choice.label}" for choice in question.choices]
+    return lines if question.brief is None else [*lines, f"  [{_DETAILS}] details"]
 
 
 def format_prompt(question: Question) -> str:

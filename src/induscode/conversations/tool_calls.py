@@ -105,7 +105,9 @@ class ToolCalls:
         return content
 
     async def _run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
-        await self._sink(ToolCalled(call.id, call.name, call.input))
+        ref = find_tool_ref(toolbox.runner.cards.get(call.name))
+        called = ToolCalled(call.id, call.name, call.input)
+        await self._sink(called if ref is None else replace(called, server=ref.server, tool=ref.name))
         send, receive = anyio.create_memory_object_stream["ToolProgress"](_PROGRESS_BUFFER)
 
         def buffer_progress(progress: ToolProgress) -> None:
@@ -145,7 +147,6 @@ class ToolCalls:
         code = str(details["code"]) if details.get("code") else None
         answered = ToolAnswered(call.id, call.name, content.text, content.is_error, media, code, details, wait.seconds)
         await self._sink(answered)
-        ref = find_tool_ref(toolbox.runner.cards.get(call.name))
         if ref is not None and code not in _OWN_CODES and content.text:
             # Other failures may quote the server: the message of an error, or what it wrote before it ended.
             fenced = fence_text(content.text, "answer", f"server {escape_unseen(ref.server)!r}")

@@ -40,7 +40,7 @@ class BuiltinCard:
     """A native tool with the deck's title."""
 
     def __init__(self, tool: DefinedTool, title: str, *, read_only: bool) -> None:
-        self._tool = tool
+        self._tool, self.preview = tool, tool.preview
         annotations = {**(tool.descriptor.annotations or {}), "readOnlyHint": read_only}
         self.descriptor: ToolDescriptor = replace(tool.descriptor, title=title, annotations=annotations)
         self.name, self.label, self.description = tool.name, title or tool.name, tool.description

@@ -17,7 +17,7 @@ from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.files.policy import PathPolicy, PathRequest, default_protected_paths
 from indusagi.capabilities.ports import Fs, PathRefused, Refusal, SandboxState
 from indusagi.capabilities.registry import PreparingTool
-from indusagi.capabilities.tool import prepare_call
+from indusagi.capabilities.tool import ChangePreview, PreviewCall, prepare_call
 from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.app_dirs import is_within
 from indusagi.core.json import is_json_object
@@ -114,6 +114,8 @@ class CallFacts:
     """The sandbox of a command; `None` without a command or if the shell doesn't report one."""
     principal: str = ""
     """The caller's identity at a gateway with access tokens; empty elsewhere."""
+    change: ChangePreview | None = field(default=None, compare=False, repr=False)
+    """What a call that changes a file would change, once the user is asked about it."""
 
     @property
     def is_discovery(self) -> bool:
@@ -146,6 +148,16 @@ class SandboxedShell(Protocol):
 
     async def sandbox_state(self) -> SandboxState:
         """Return the sandbox that the next command will run in."""
+        ...
+
+
+@runtime_checkable
+class PreviewingTool(Protocol):
+    """A tool that may know what a call would change."""
+
+    @property
+    def preview(self) -> PreviewCall | None:
+        """A dry run, or `None` if it has none."""
         ...
 
 
@@ -221,6 +233,14 @@ def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str
     is_shell = _KINDS.get(name) is CallKind.COMMAND
     kind = CallKind.REMOTE if remote is not None else CallKind.COMMAND if is_shell else CallKind.CHANGE
     return CallFacts(tool=name, kind=kind, arguments={}, workspace=workspace, cwd=workspace, remote=remote)
+
+
+async def preview_change(card: Capability, facts: CallFacts, ctx: ToolContext) -> ChangePreview | None:
+    """Find out what a call would change in a file, or return `None` if its tool can't tell."""
+    tool = [*iter_layers(card)][-1]
+    if facts.kind is not CallKind.FILE or not isinstance(tool, PreviewingTool) or tool.preview is None:
+        return None
+    return await tool.preview(facts.arguments, ctx)
 
 
 async def _add_target(facts: CallFacts, card: TargetedCard) -> CallFacts:

@@ -6,8 +6,8 @@ card with exactly the checked arguments and a file system limited to the checked
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.context import PerContext, ToolContext
+from indusagi.capabilities.tool import approved_change
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
@@ -30,6 +31,7 @@ from induscode.permissions.call_facts import (
     gather_facts,
     identify_card,
     prepare_arguments,
+    preview_change,
     restrict_context,
 )
 from induscode.permissions.confirm import (
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.permissions.plan_mode import PlanMode
 
+PLAN = "plan"
 _MAX_ATTEMPTS = 3
 """Questions about a call whose paths change while the user answers."""
 _UNDECIDED_REMEDY = "Write the command plainly, so that it can be compared with the rule, or start without that rule."
@@ -76,6 +79,13 @@ class CheckResult:
     code: str = "denied"
     facts: CallFacts | None = None
     """The checked facts, with the arguments to run with."""
+    answer: ToolResult | None = None
+    """The result of a call that needs no answer of the user, because it changes nothing."""
+
+    def to_result(self) -> ToolResult:
+        """Return the result of a call that doesn't run."""
+        is_new = self.facts is not None and self.facts.change is not None and self.facts.change.before is None
+        return self.answer or ToolResult.error(self.reason, code=self.code, **({"created": True} if is_new else {}))
 
 
 class _ShellFolder:
@@ -116,10 +126,12 @@ class Permissions:
         self._rules = tuple(rules)
         self._limits = limits
         self.approver = approver
-        self.approval = approval
+        self.approval = self._first_approval = approval
         self._plan = plan
         self._store = store
         self._asking = anyio.Lock()
+        self._waiting = self._answered = 0
+        """Questions that wait or are open, and those answered since none was."""
         self._workspaces: dict[str, str] = {}
         """Resolved working directories by context directory, which are stable within a session."""
         self._session_rules: list[Rule] = []
@@ -166,6 +178,28 @@ class Permissions:
         self._rules = tuple(other for other in self._rules if other != rule)
         self._session_rules = [other for other in self._session_rules if other != rule]
         return True
+
+    @property
+    def mode(self) -> str:
+        """The current mode: `plan`, or the approval mode."""
+        return PLAN if self._plan is not None and self._plan.active else self.approval.value
+
+    @property
+    def modes(self) -> Sequence[str]:
+        """The modes to choose from. `all` requires a session that started with it."""
+        all_modes = (ApprovalMode.ALL.value,) if self._first_approval is ApprovalMode.ALL else ()
+        return (ApprovalMode.ASK.value, ApprovalMode.AUTO_EDIT.value, PLAN, *all_modes)
+
+    def change_mode(self, name: str = "") -> None:
+        """Change the mode, by default to the next one. Raises `ValueError` if there's no such mode."""
+        modes = self.modes
+        name = name or modes[(modes.index(self.mode) + 1) % len(modes)]
+        if name not in modes:
+            raise ValueError(f"there is no mode {name!r}: {', '.join(modes)}")
+        if self._plan is not None:
+            self._plan.active = name == PLAN
+        if name != PLAN:
+            self.approval = ApprovalMode(name)
 
     def accept_edits(self) -> None:
         """Allow writes in the workspace without asking from now on, as with `--approval auto-edit`."""
@@ -219,17 +253,33 @@ class Permissions:
         for other in also:
             result = await other.check(card, arguments, ctx)
             if result.facts is None or not result.allowed:
-                return ToolResult.error(result.reason, code=result.code)
+                return result.to_result()
             arguments = result.facts.arguments
         result = await self.check(card, arguments, ctx)
         facts = result.facts
         if facts is None or not result.allowed:
-            return ToolResult.error(result.reason, code=result.code)
+            return result.to_result()
         if (wait := current_wait.get()) is not None:
             wait.allowed_by = result.by
         call = None if self.flow is None else self.flow.describe_call(facts)
         if not facts.paths and facts.script is None:
             return await run_admitted(self.flow, call, card, facts.arguments, ctx)
+
+        token = approved_change.set(facts.change)
+        try:
+            with self._restrict(ctx, facts, also) as restricted:
+                answer = await run_admitted(self.flow, call, card, facts.arguments, restricted)
+        finally:
+            approved_change.reset(token)
+        folder = answer.details.get("cwd")
+        if facts.tool == "bash" and isinstance(folder, str):
+            # The next command may use paths relative to this directory.
+            self._shell_folders.of(ctx).path = folder
+        return answer
+
+    @contextmanager
+    def _restrict(self, ctx: ToolContext, facts: CallFacts, also: Sequence[Permissions] = ()) -> Generator[ToolContext]:
+        """Limit the files of a context to the checked paths, inside the block."""
 
         def find_denial(resolved: str) -> str | None:
             rules = [rule for permissions in (self, *also) for rule in permissions.rules]
@@ -238,15 +288,25 @@ class Permissions:
 
         grant = PathGrant(facts)
         try:
-            restricted = restrict_context(ctx, facts, grant, find_denial)
-            answer = await run_admitted(self.flow, call, card, facts.arguments, restricted)
+            yield restrict_context(ctx, facts, grant, find_denial)
         finally:
             grant.end()
-        folder = answer.details.get("cwd")
-        if facts.tool == "bash" and isinstance(folder, str):
-            # The next command may use paths relative to this directory.
-            self._shell_folders.of(ctx).path = folder
-        return answer
+
+    async def _preview(self, card: Capability, facts: CallFacts, ctx: ToolContext) -> CallFacts | CheckResult:
+        """Add what a call would change to its facts. One that would fail or change nothing needs no question."""
+        with self._restrict(ctx, facts) as restricted:
+            preview = await preview_change(card, facts, restricted)
+        if preview is None:
+            return facts
+        result = preview.result
+        if not result.is_error and result.details.get("changed") is not False:
+            return replace(facts, change=preview)
+        # An error may quote the file: the model sees it only if it may read the file.
+        paths = tuple(replace(path, writing=False) for path in facts.paths)
+        reading = await self._decide(replace(facts, tool="read", paths=paths))
+        if reading.effect is not Effect.ALLOW:
+            return facts
+        return CheckResult(allowed=False, answer=result, facts=facts)
 
     async def _gather(self, card: Capability, arguments: JsonObject, ctx: ToolContext) -> CallFacts:
         known = self._workspaces.get(ctx.cwd)
@@ -285,31 +345,53 @@ class Permissions:
         self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
     ) -> CheckResult | None:
         """Ask the user. Return `None` if the facts changed before the answer."""
-        # Ask one question at a time, because the previous answer may settle this one.
-        async with nullcontext() if isinstance(approver, ParallelApprover) else self._asking:
-            decision = await self._decide(facts)
-            if decision.effect is not Effect.ASK:
-                return _to_result(facts, decision, self.approval)
-            request = build_request(facts, decision, ctx.on_progress)
-            answer = PermissionAnswer(None, "the call was cancelled")
-            try:
-                with ctx.cancel.guard() if isinstance(approver, ParallelApprover) else nullcontext():
-                    answer = await approver.ask(request)
-            except UnansweredError as exc:
-                return self._deny_unanswered(facts, decision, str(exc))
-            except Exception as exc:  # noqa: BLE001 — boundary: the approver is the host's code
-                answer = PermissionAnswer(None, f"asking failed: {type(exc).__name__}: {exc}")
-            scope, comment = answer.scope, answer.comment
-            if scope is not None and scope not in request.scopes:
-                scope, comment = None, f"{scope} was not one of the answers"
-            if scope is None:
-                suffix = f": {escape_invisible(comment)[0]}" if comment else ""
-                return _deny(facts, decision, f"{answer.by} declined{suffix}")
-            # If the same arguments now lead elsewhere, it's a different call.
-            current = await self._gather(card, facts.arguments, ctx)
-            if current != facts:
-                return None
-            await self._remember(facts, decision, scope)
+        if isinstance(approver, ParallelApprover):
+            return await self._ask_next(approver, card, facts, ctx)
+        self._waiting += 1
+        try:
+            # Ask one question at a time, because the previous answer may settle this one.
+            async with self._asking:
+                return await self._ask_next(approver, card, facts, ctx)
+        finally:
+            self._waiting -= 1
+            self._answered = self._answered + 1 if self._waiting else 0
+
+    def _find_place(self) -> str:
+        """Return the open question's place among those that wait."""
+        count = self._answered + self._waiting
+        return f"{self._answered + 1} of {count}" if count > 1 else ""
+
+    async def _ask_next(
+        self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
+    ) -> CheckResult | None:
+        decision = await self._decide(facts)
+        if decision.effect is not Effect.ASK:
+            return _to_result(facts, decision, self.approval)
+        previewed = await self._preview(card, facts, ctx)
+        if isinstance(previewed, CheckResult):
+            return previewed
+        facts = previewed
+        request = build_request(facts, decision, ctx.on_progress, mode=self.approval, place=self._find_place)
+        answer = PermissionAnswer(None, "the call was cancelled")
+        try:
+            with ctx.cancel.guard() if isinstance(approver, ParallelApprover) else nullcontext():
+                answer = await approver.ask(request)
+        except UnansweredError as exc:
+            return self._deny_unanswered(facts, decision, str(exc))
+        except Exception as exc:  # noqa: BLE001 — boundary: the approver is the host's code
+            answer = PermissionAnswer(None, f"asking failed: {type(exc).__name__}: {exc}")
+        scope, comment = answer.scope, answer.comment
+        if scope is not None and scope not in request.scopes:
+            scope, comment = None, f"{scope} was not one of the answers"
+        if scope is None:
+            suffix = f": {escape_invisible(comment)[0]}" if comment else ""
+            return _deny(facts, decision, f"{answer.by} declined{suffix}")
+        # If the same arguments now lead elsewhere, it's a different call.
+        current = await self._gather(card, facts.arguments, ctx)
+        if current != facts:
+            return None
+        await self._remember(facts, decision, scope)
+        current = replace(current, change=facts.change)
         by = f"{answer.by}, asked by the flow guard" if decision.flow else answer.by
         return CheckResult(allowed=True, by=by, facts=current)
 
@@ -327,6 +409,9 @@ class Permissions:
     async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
         """Add the rules of an answer to the session, and to the store if it's for "always"."""
         if scope is ApprovalScope.ONCE:
+            return
+        if scope is ApprovalScope.EDITS:
+            self.accept_edits()
             return
         if self.flow is not None and decision.flow:
             self.flow.allow(self.flow.describe_call(facts))

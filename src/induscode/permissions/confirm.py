@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.core.text import escape_invisible
+from indusagi.core.text import escape_invisible, format_count
 from indusagi.runtime.calls import current_agent, waiting_for_user
-from induscode.cli.dialog import Choice, Dialog, Question
+from induscode.cli.call_title import describe_call
+from induscode.cli.dialog import Choice, Dialog, FileChange, Question
 from induscode.cli.terminal import escape_unprintable
 from induscode.permissions.call_facts import CallFacts, CallKind
 from induscode.permissions.patterns import parse_host
@@ -28,8 +30,9 @@ from induscode.permissions.shell.arguments import count_saved_words, find_proble
 
 if TYPE_CHECKING:
     from indusagi.runtime.contract import ProgressSink
-    from induscode.permissions.shell.parse import Command
+    from induscode.permissions.shell.parse import Command, Script
 
+_BRIEF_LINES, _BRIEF_CHARS = 12, 300
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")
 
 
@@ -38,6 +41,7 @@ class ApprovalScope(StrEnum):
 
     ONCE = "once"
     SESSION = "session"
+    EDITS = "all edits in this session"
     ALWAYS_TOOL = "always for this"
     ALWAYS_SERVER = "always for this server"
 
@@ -52,6 +56,8 @@ class PermissionRequest:
     """The effect of the call, in one sentence without control characters."""
     lines: tuple[str, ...]
     """All facts, unabridged, with control characters escaped."""
+    brief: tuple[str, ...] = ()
+    """The facts that the title leaves out, with control characters escaped."""
     reasons: tuple[str, ...]
     """Why the call needs permission."""
     arguments: JsonObject = field(default_factory=dict[str, JsonValue])
@@ -61,7 +67,11 @@ class PermissionRequest:
     """Possible answers other than no, which is the default."""
     asked_by_rule: bool = False
     """Whether a rule requires the question."""
+    restorable: bool = False
+    """Whether a rewind takes back what the call does."""
     facts: CallFacts | None = field(default=None, compare=False, repr=False)
+    place: Callable[[], str] = field(default=lambda: "", compare=False, repr=False)
+    """Returns its place among several that wait: `1 of 3`."""
     report: ProgressSink | None = field(default=None, compare=False, repr=False)
     """Reports progress to the caller, which may otherwise give up."""
 
@@ -106,46 +116,64 @@ class TypedCall(InstantApprover):
         return PermissionAnswer(ApprovalScope.ONCE)
 
 
-def build_request(facts: CallFacts, decision: Decision, report: ProgressSink | None = None) -> PermissionRequest:
+def build_request(
+    facts: CallFacts,
+    decision: Decision,
+    report: ProgressSink | None = None,
+    *,
+    mode: ApprovalMode = ApprovalMode.AUTO_EDIT,
+    place: Callable[[], str] = lambda: "",
+) -> PermissionRequest:
     """Build the request for a call that needs the user's permission."""
     rules = () if decision.firm else build_rules(facts, decision)
     scopes = [ApprovalScope.ONCE]
+    is_edit = [path.writing and path.refusal is None for path in facts.paths]
+    is_plain_edit = facts.kind is CallKind.FILE and all(is_edit) and not decision.firm and not decision.flow
+    if is_plain_edit and mode is ApprovalMode.ASK:
+        scopes.append(ApprovalScope.EDITS)
     if decision.flow:  # no rule covers it; the answer for the session is about this tool
         scopes += [ApprovalScope.SESSION] if len(rules) == len(decision.needs) and not decision.firm else []
     elif rules:
         scopes += [ApprovalScope.SESSION, ApprovalScope.ALWAYS_TOOL]
     if facts.server is not None and not decision.firm and not decision.flow:
         scopes.append(ApprovalScope.ALWAYS_SERVER)
-    lines = [f"tool: {escape_text(facts.tool)}"]
-    if facts.server is not None:
-        lines.append(f"server: {escape_text(facts.server)}")
-    if facts.script is not None:
-        lines += [f"command: {escape_text(line)}" for line in facts.script.text.split("\n")]
-        lines.append(f"sandbox: {escape_text(str(facts.sandbox))}")
-    if facts.method is not None:
-        lines.append(f"request: {facts.method} {escape_text(facts.url or '')}")
-        lines.append(f"host: {escape_text(parse_host(facts.url or '') or '')}")
-    for path in facts.paths:
-        action = "writes to" if path.writing else "reads"
-        refusal = f" ({path.refusal})" if path.refusal is not None else ""
-        link = "" if path.resolved == path.spelled else f", given as {escape_text(path.given)}"
-        lines.append(f"{action}: {escape_text(path.resolved)}{refusal}{link}")
-    for name, value in facts.arguments.items():
-        if facts.script is None or value != facts.script.text:
-            lines.append(format_argument(name, value))
     return PermissionRequest(
         tool=facts.tool,
         server=facts.server,
         title=_format_title(facts),
-        lines=tuple(lines),
+        lines=tuple(_list_facts(facts)),
+        brief=tuple(map(escape_unprintable, _list_brief(facts, decision))),
         reasons=tuple(escape_invisible(reason)[0] for reason in decision.reasons),
         arguments=facts.arguments,
         saves=(*map(str, rules), *([f"{facts.tool} sending data out"] if decision.flow else [])),
         scopes=tuple(scopes),
         asked_by_rule=decision.asked_by_rule,
+        restorable=is_plain_edit and facts.change is not None,
         facts=facts,
+        place=place,
         report=report,
     )
+
+
+def _list_facts(facts: CallFacts) -> Iterator[str]:
+    """Yield everything known about a call, one line each."""
+    yield f"tool: {escape_text(facts.tool)}"
+    if facts.server is not None:
+        yield f"server: {escape_text(facts.server)}"
+    if facts.script is not None:
+        yield from (f"command: {escape_text(line)}" for line in facts.script.text.split("\n"))
+        yield f"sandbox: {escape_text(str(facts.sandbox))}"
+    if facts.method is not None:
+        yield f"request: {facts.method} {escape_text(facts.url or '')}"
+        yield f"host: {escape_text(parse_host(facts.url or '') or '')}"
+    for path in facts.paths:
+        action = "writes to" if path.writing else "reads"
+        refusal = f" ({path.refusal})" if path.refusal is not None else ""
+        link = "" if path.resolved == path.spelled else f", given as {escape_text(path.given)}"
+        yield f"{action}: {escape_text(path.resolved)}{refusal}{link}"
+    for name, value in facts.arguments.items():
+        if facts.script is None or value != facts.script.text:
+            yield format_argument(name, value)
 
 
 def format_argument(name: str, value: JsonValue) -> str:
@@ -154,23 +182,55 @@ def format_argument(name: str, value: JsonValue) -> str:
 
 
 def _format_title(facts: CallFacts) -> str:
-    """Describe a call in one sentence."""
+    """Describe a call with the words of its line on a terminal."""
     if facts.remote is not None:
-        title = f"server {facts.remote.server} wants to run {facts.remote.name}"
-    elif facts.script is not None:
+        return describe_call("", {}, server=facts.remote.server, tool=facts.remote.name).verb
+    if facts.method is not None:
+        return escape_unprintable(f"{facts.slug}: {facts.method} {parse_host(facts.url or '')}")
+    if facts.script is not None:
         first, *others = facts.script.text.strip().splitlines() or [""]
-        more = f" … and {len(others)} more lines" if others else ""
-        title = f"{facts.tool} wants to run: {first}{more}"
-    elif facts.paths:
-        path = facts.paths[0]
-        title = f"{'Edit' if facts.tool == 'edit' else 'Write' if path.writing else 'Read'} {path.resolved}"
-    elif facts.method is not None:
-        title = f"{facts.slug} wants to send {facts.method} to {parse_host(facts.url or '')}"
-    elif facts.url is not None:
-        title = f"{facts.tool} wants to fetch {facts.url}"
-    else:
-        title = f"{facts.tool} {facts.kind.value}"
-    return escape_unprintable(title)
+        more = f" … and {format_count(len(others), 'more line')}" if others else ""
+        return escape_unprintable(f"Run {first}{more}")
+    arguments = facts.arguments
+    if facts.kind is CallKind.FILE:
+        arguments = {**arguments, "path": facts.paths[0].resolved}
+    title = str(describe_call(facts.tool, arguments, cwd=facts.workspace))
+    is_new = facts.change is not None and facts.change.before is None
+    return f"Create {title.partition(' ')[2]}" if is_new else title
+
+
+def _list_brief(facts: CallFacts, decision: Decision) -> Iterator[str]:
+    """Yield what a person has to know in addition to the title, one line each."""
+    if facts.script is not None:
+        yield from _list_command(facts.script, decision)
+    if facts.remote is not None or facts.method is not None:
+        for name, value in facts.arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"{name}  {text[:_BRIEF_CHARS]}{'… d shows all' if len(text) > _BRIEF_CHARS else ''}"
+    for path in facts.paths:
+        if path.resolved != path.spelled:
+            yield f"{path.given} leads to {path.resolved}"
+        if path.refusal is not None or path.problem is not None:
+            yield f"{path.resolved} is {path.refusal or path.problem}"
+        elif facts.script is not None and path.writing:
+            yield f"writes to {path.resolved}"
+    plain = {need.reason for need in decision.needs if need.problem is None}
+    yield from (f"asks because: {reason}" for reason in decision.reasons if reason not in plain)
+    if facts.sandbox is not None:
+        is_on = facts.sandbox.kind in {"bubblewrap", "landlock"}
+        yield f"sandboxed, network {'on' if facts.sandbox.network else 'off'}" if is_on else "runs without a sandbox"
+
+
+def _list_command(script: Script, decision: Decision) -> Iterator[str]:
+    """Yield the lines of a command that the title doesn't show, and the parts that need permission."""
+    lines = script.text.strip().splitlines()
+    if len(lines) > 1:
+        yield from lines[:_BRIEF_LINES]
+    if len(lines) > _BRIEF_LINES:
+        yield f"… {format_count(len(lines) - _BRIEF_LINES, 'more line')}, d shows all"
+    parts = [need.command.shown for need in decision.needs if need.command is not None]
+    if parts and len(script.commands) > 1:
+        yield f"asks because of: {', '.join(parts)}"
 
 
 def escape_text(text: str) -> str:
@@ -257,14 +317,24 @@ def build_command_pattern(command: Command) -> str | None:
 
 # -- the dialog ---------------------------------------------------------------------------------
 #
-# A question describes the call in one sentence, lists every fact, gives the reason for asking, and shows the exact rule
-# that a lasting answer creates. Enter, Ctrl-C and Ctrl-D mean no.
+# A question names the call, shows its change and what else matters, and has every fact, the reason for asking and the
+# exact rule of a lasting answer as details. Ctrl-C and Ctrl-D mean no, and so does Enter unless a rewind takes the call
+# back.
 
 _SCOPE_KEYS = {
     "y": ApprovalScope.ONCE,
+    "e": ApprovalScope.EDITS,
     "s": ApprovalScope.SESSION,
     "a": ApprovalScope.ALWAYS_TOOL,
     "v": ApprovalScope.ALWAYS_SERVER,
+}
+_PROMPTS = {
+    "Edit": "Make this edit?",
+    "Create": "Create this file?",
+    "Write": "Write this file?",
+    "Read": "Read this?",
+    "Run": "Run this command?",
+    "Fetch": "Allow this request?",
 }
 _NO = Choice(key="n", label="No, and say what to do instead", takes_text=True, refuses=True)
 _ACCEPT_EDITS = "Yes, and accept edits automatically"
@@ -295,12 +365,11 @@ class PersonApprover:
 
     async def approve_plan(self, plan: str, stored: str, /) -> PlanDecision:
         """Show a complete plan and ask about it."""
-        lines = [escape_unprintable(line.expandtabs(4)) for line in plan.splitlines()]
-        if stored:
-            lines += ["", escape_unprintable(stored)]
         choices = tuple(choice for _, choice in _PLAN_CHOICES.values())
+        lines = (escape_unprintable(stored),) if stored else ()
         title = "Plan ready. Start work?"
-        reply = await self._dialog.ask(Question(title=title, lines=tuple(lines), choices=choices, default="n"))
+        question = Question(title=title, lines=lines, brief=(), markdown=plan, choices=choices, default="y")
+        reply = await self._dialog.ask(question)
         if reply.cancelled or reply.key not in _PLAN_CHOICES:
             return PlanDecision(PlanAnswer.REFUSE)
         return PlanDecision(_PLAN_CHOICES[reply.key][0], reply.text.strip())
@@ -308,26 +377,56 @@ class PersonApprover:
 
 def build_permission_question(request: PermissionRequest) -> Question:
     """Build the question for a permission request."""
-    rules = " and ".join(request.saves)
+    rules, what = " and ".join(request.saves), _name_saved(request)
     labels = {
         ApprovalScope.ONCE: "Yes",
-        ApprovalScope.SESSION: f"Yes, and don't ask again this session for {rules}",
-        ApprovalScope.ALWAYS_TOOL: f"Always allow {rules} in this project",
-        ApprovalScope.ALWAYS_SERVER: f"Always allow every {request.server} tool in this project",
+        ApprovalScope.EDITS: "Yes, and allow all edits in this project for this session (shift+tab)",
+        ApprovalScope.SESSION: f"Yes, and allow {what} for this session",
+        ApprovalScope.ALWAYS_TOOL: f"Always allow {what} in this project",
+        ApprovalScope.ALWAYS_SERVER: f"Always allow every tool of {request.server} in this project",
     }
     agent = current_agent.get()  # a background task asks while the user does something else
-    lines = [f"for the agent: {agent}"] if agent else []
-    lines += [*request.lines, f"asks because: {'; '.join(request.reasons)}"]
+    origin = [f"for the agent: {agent}"] if agent else []
+    lines = [*origin, *request.lines, f"asks because: {'; '.join(request.reasons)}"]
     if rules:
         lines.append(f"rule: allow {rules}")
+    hidden = {ApprovalScope.SESSION} if ApprovalScope.EDITS in request.scopes else set[ApprovalScope]()
     choices = [
         Choice(key=key, label=escape_unprintable(labels[scope]), lasts=scope is not ApprovalScope.ONCE)
         for key, scope in _SCOPE_KEYS.items()
-        if scope in request.scopes
+        if scope in request.scopes and scope not in hidden
     ]
     return Question(
         title=escape_unprintable(request.title),
         lines=tuple(map(escape_unprintable, lines)),
+        brief=tuple(map(escape_unprintable, (*origin, *request.brief))),
+        prompt=_PROMPTS.get(request.title.partition(" ")[0], "Allow this call?"),
+        change=None if request.facts is None else _build_change(request.facts),
+        place=request.place,
         choices=(*choices, _NO),
-        default=_NO.key,
+        default="y" if request.restorable else _NO.key,
+    )
+
+
+def _name_saved(request: PermissionRequest) -> str:
+    """Name what a lasting yes allows."""
+    facts = request.facts
+    if facts is not None and facts.remote is not None and not facts.change:
+        return "this tool"
+    words = [text.removesuffix(")").partition("(")[2] or text for text in request.saves]
+    words = [word.removeprefix("domain:").removeprefix("slug:") for word in words]
+    is_edit = facts is not None and facts.kind is CallKind.FILE and facts.paths[0].writing
+    return ("edits to " if is_edit else "") + " and ".join(words)
+
+
+def _build_change(facts: CallFacts) -> FileChange | None:
+    if (change := facts.change) is None:
+        return None
+    details = change.result.details
+    return FileChange(
+        path=facts.paths[0].resolved,
+        before=None if change.before is None else change.before.decode("utf-8", "replace"),
+        after=change.after.decode("utf-8", "replace"),
+        diff=str(details.get("diff", "")),
+        counts=f"+{details.get('added')} −{details.get('removed')}",  # noqa: RUF001 — a minus
     )

@@ -113,9 +113,9 @@ async def test_the_facts_of_a_command_are_these(tmp_path: Path) -> None:
         box = box_of(ctx, *native_tools())
         for command, expected in (
             ("printf hi; printf no >&2", {"cwd": root, "bytes": 4, "exitCode": 0}),
-            ("cd sub; exit 3", {"cwd": f"{root}/sub", "bytes": 0, "exitCode": 3, "code": "failed"}),
-            ("kill -9 $$", {"bytes": 0, "exitCode": 137, "code": "failed"}),
-            ("cd /", {"bytes": 0, "exitCode": 0}),
+            ("cd sub; exit 3", {"cwd": f"{root}/sub", "bytes": 0, "exitCode": 3, "code": "failed", "notes": 1}),
+            ("kill -9 $$", {"bytes": 0, "exitCode": 137, "code": "failed", "notes": 1}),
+            ("cd /", {"bytes": 0, "exitCode": 0, "notes": 1}),
         ):
             details = dict((await call(box, "bash", {"command": command})).details)
             assert isinstance(details.pop("sandbox"), str)

@@ -9,7 +9,7 @@ import anyio
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, JsonRpcConnection, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd, linked_pair
-from induscode.cli.dialog import Choice, Question, Reply
+from induscode.cli.dialog import Choice, FileChange, Question, Reply
 from induscode.conversations.tool_calls import current_call
 from induscode.frontends.acp.session import EditorDialog
 from induscode.frontends.acp.updates import OpenCall, UpdateChannel
@@ -93,10 +93,11 @@ async def test_a_question_beside_a_call_is_shown_as_a_call_of_its_own() -> None:
 async def test_a_question_about_a_call_names_it() -> None:
     asked = Asked(choose("n"))
     diff: JsonObject = {"type": "diff", "path": "/a", "oldText": None, "newText": "n"}
-    asked.updates.calls["model-id"] = OpenCall("editor-id", "write", "edit", diffs=[diff])
+    asked.updates.calls["model-id"] = OpenCall("editor-id", "write", "edit")
+    change = FileChange(path="/a", before=None, after="n", diff="@@ -0,0 +1 @@\n+n", counts="+1")
     token = current_call.set("model-id")
     try:
-        assert await asked.dialog.ask(Question(title="Write?", choices=YES_NO)) == Reply("n")
+        assert await asked.dialog.ask(Question(title="Write?", choices=YES_NO, change=change)) == Reply("n")
     finally:
         current_call.reset(token)
     (_, request), *rest = asked.sent

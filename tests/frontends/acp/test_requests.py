@@ -163,7 +163,7 @@ async def test_servers_of_the_editor_stand_beside_the_configured_ones(setup: Ses
             assert "both" in results[3]
             assert {request.headers.get("x-key") for request in peer.requests} == {"k"}
             kinds = {question.call.title: question.names() for question in opened.editor.questions}
-            assert kinds["server theirs wants to run env"] == {
+            assert kinds["theirs → env"] == {
                 "y": "allow_once",
                 "s": "allow_always",
                 "a": "allow_always",
@@ -198,7 +198,7 @@ async def test_requests_that_cannot_be_answered_say_why(setup: SessionSetup, ser
         with pytest.raises(RequestError, match="is not open"):
             await opened.say("absent", "hello")
         new = (await agent.new_session(cwd=here)).session_id
-        with pytest.raises(RequestError, match="there is no mode 'all': default, auto-edit, plan"):
+        with pytest.raises(RequestError, match="there is no mode 'all': ask, auto-edit, plan"):
             await agent.set_session_mode(session_id=new, mode_id="all")
         server.script[:] = [Reply(status=401, error="bad key"), says("fine")]
         with pytest.raises(RequestError, match="bad key") as refused:

@@ -55,15 +55,15 @@ async def test_a_turn_with_an_approval_a_cancel_and_a_resumed_session(setup: Ses
         assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "two\n"
         assert editor.said(session) == "I lookIt is two now."
         starts = editor.of(session, models.ToolCallStart)
-        assert [(start.title, start.kind) for start in starts] == [("read a.txt", "read"), ("edit a.txt", "edit")]
+        assert [(start.title, start.kind) for start in starts] == [("Read a.txt", "read"), ("Edit a.txt", "edit")]
         assert starts[0].locations[0].path == str(setup.cwd / "a.txt")
         (question,) = editor.questions
         assert question.call.tool_call_id == starts[1].tool_call_id
-        assert question.names() == {"y": "allow_once", "s": "allow_always", "a": "allow_always", "n": "reject_once"}
+        assert question.names() == {"y": "allow_once", "e": "allow_always", "a": "allow_always", "n": "reject_once"}
         assert question.call.content is not None
         shown = question.call.content[0]
         assert isinstance(shown, models.FileEditToolCallContent)
-        assert (shown.old_text, shown.new_text) == ("one", "two")
+        assert (shown.old_text, shown.new_text) == ("one\n", "two\n")
         ends = editor.of(session, models.ToolCallProgress)
         assert [end.status for end in ends] == ["completed", "in_progress", "completed"]
         diff = ends[-1].content[0]
@@ -85,7 +85,7 @@ async def test_a_turn_with_an_approval_a_cancel_and_a_resumed_session(setup: Ses
         assert asked == ["make it two", "and now?"]
         assert editor.said(session) == "I lookIt is two now.Let me think"
         replayed = editor.of(session, models.ToolCallStart)
-        assert [call.title for call in replayed] == ["read a.txt", "edit a.txt"]
+        assert [call.title for call in replayed] == ["Read a.txt", "Edit a.txt"]
         assert [end.status for end in editor.of(session, models.ToolCallProgress)] == ["completed", "completed"]
         assert await opened.say(session, "what did I ask for?") == "end_turn"
         assert editor.said(session).endswith("You asked for two.")
@@ -169,8 +169,8 @@ async def test_modes_decide_what_is_asked(setup: SessionSetup, server: ModelServ
         new = await agent.new_session(cwd=str(setup.cwd))
         session = new.session_id
         assert new.modes is not None
-        assert new.modes.current_mode_id == "default"
-        assert [mode.id for mode in new.modes.available_modes] == ["default", "auto-edit", "plan"]
+        assert new.modes.current_mode_id == "ask"
+        assert [mode.id for mode in new.modes.available_modes] == ["ask", "auto-edit", "plan"]
         await agent.set_session_mode(session_id=session, mode_id="plan")
         await opened.say(session, "write a")
         assert not (setup.cwd / "a.txt").exists()
@@ -179,14 +179,14 @@ async def test_modes_decide_what_is_asked(setup: SessionSetup, server: ModelServ
         await opened.say(session, "write b")
         assert (setup.cwd / "b.txt").read_text(encoding="utf-8") == "two"
         assert editor.questions == []
-        await agent.set_session_mode(session_id=session, mode_id="default")
+        await agent.set_session_mode(session_id=session, mode_id="ask")
         editor.answer = lambda _: "e"
         await opened.say(session, "plan c")
         (question,) = editor.questions
         assert question.names() == {"y": "allow_once", "e": "allow_always", "r": "reject_once", "n": "reject_once"}
         assert "1. write c.txt" in str(question.call.content)
         modes = [update.current_mode_id for update in editor.of(session, models.CurrentModeUpdate)]
-        assert modes == ["plan", "auto-edit", "default", "plan", "auto-edit"]
+        assert modes == ["plan", "auto-edit", "ask", "plan", "auto-edit"]
 
 
 async def test_a_checklist_is_a_plan(setup: SessionSetup, server: ModelServer) -> None:

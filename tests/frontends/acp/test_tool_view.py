@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.frontends.acp.updates import (
-    build_text,
-    describe_arguments,
-    find_path,
-    format_title,
-    list_locations,
-    propose_diffs,
-    read_side,
-)
+from induscode.cli.call_title import describe_call
+from induscode.frontends.acp.updates import build_text, describe_arguments, find_path, list_locations, read_side
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,21 +19,21 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("name", "arguments", "title"),
     [
-        ("read", {"path": "a.py"}, "read a.py"),
-        ("bash", {"command": "ls\n  -l"}, "bash ls -l"),
-        ("grep", {"pattern": "x\x1b[31m", "path": ""}, "grep"),
-        ("todo_read", {}, "todo_read"),
+        ("read", {"path": "a.py"}, "Read a.py"),
+        ("bash", {"command": "ls\n  -l"}, "Run ls -l"),
+        ("grep", {"pattern": "x\x1b[31m", "path": ""}, "Search x\\x1b[31m"),
+        ("todo_read", {}, "Read to-do list"),
         ("odd", "no object", "odd"),
     ],
 )
 def test_a_title_names_what_a_call_is_about(name: str, arguments: JsonValue, title: str) -> None:
-    assert format_title(name, arguments) == title
+    assert str(describe_call(name, arguments)) == title
 
 
 def test_titles_are_escaped_and_short() -> None:
-    title = format_title("bash", {"command": "echo \x1b[31m " + "x" * 500})
+    title = str(describe_call("bash", {"command": "echo \x1b[31m " + "x" * 500}))
     assert "\x1b" not in title
-    assert len(title) < 200
+    assert len(title) < 500
 
 
 def test_places_are_absolute() -> None:
@@ -71,17 +64,6 @@ def test_a_side_of_a_diff_is_a_text_file_of_the_workspace(tmp_path: Path) -> Non
     for name in ("a", "absent", "binary", "large", "link", "loop", "pipe"):
         assert read_side(str(work / name), str(work)) == shown.get(name), name
     assert read_side(str(work), str(work)) is None
-
-
-def test_a_change_is_proposed_from_the_arguments() -> None:
-    new: JsonValue = {"type": "diff", "path": "/a", "oldText": None, "newText": "n"}
-    assert propose_diffs("write", {"content": "n"}, "/a", "") == [new]
-    assert propose_diffs("write", {"content": "n"}, "/a", None) == [], "what stands there now is not known"
-    edits: JsonValue = [{"oldText": "a", "newText": "b"}, {"oldText": "c"}, "odd"]
-    assert propose_diffs("edit", {"edits": edits}, "/a", None) == [
-        {"type": "diff", "path": "/a", "oldText": "a", "newText": "b"}
-    ]
-    assert propose_diffs("edit", {"oldText": "a", "newText": "b"}, None, None) == []
 
 
 def test_arguments_that_json_cannot_carry_are_left_out() -> None:

@@ -167,32 +167,77 @@ def test_words_keep_their_order(words: list[str], width: int) -> None:
 
 def test_a_call_is_one_line_when_it_ends() -> None:
     turn = Turn()
+    assert turn.call("read", {"path": "a.py", "limit": 3}, text="1\n2\n3") == "✓ Read a.py limit=3 · 3 lines\n"
+    assert turn.call("addon_card", {"q": [1]}, seconds=75, text="one") == "✓ addon_card q=[1] · one · 1m 15s\n"
+    assert turn.call("bash", {"command": "git  status\n"}, seconds=12) == "✓ $ git status · no output · 12s\n"
+    assert turn.call("webfetch", {"url": "https://a.b/c"}, text="page") == "✓ Fetch a.b/c · page\n"
+    assert turn.call("process", {"action": "poll", "id": "bg-1"}, text="x") == "✓ Process poll bg-1 · x\n"
+    said = {"text": "bash was not run: the rule says no\n- why", "is_error": True, "code": "denied"}
+    assert turn.call("bash", **said) == "⊘ $ · the rule says no\n"
     assert (
-        turn.call("read", {"path": "a.py", "limit": 3}, text="1\n2\n3") == "✓ read path=a.py limit=3  0.3s  3 lines\n"
+        turn.feed(ToolAnswered("9", "nope", "no tool", is_error=True, code="unknown_tool")) == "✗ nope · no such tool\n"
     )
-    assert turn.call("srv__tool", {"q": [1]}, seconds=75, text="one") == "✓ srv__tool q=[1]  1m 15s  one\n"
-    assert turn.call("bash", {"command": "git  status\n"}, seconds=12) == "✓ bash command=git status  12s  no output\n"
-    failed = turn.call("bash", {"command": "x"}, text="not found\nmore", is_error=True, details={"exitCode": 127})
-    assert failed == "✗ bash command=x  0.3s  exit 127: not found\n"
-    denied = turn.call("bash", text="bash was not run: the rule says no\n- why", is_error=True, code="denied")
-    assert denied == "⊘ bash  0.3s  the rule says no\n"
-    assert turn.feed(ToolAnswered("9", "nope", "unknown", is_error=True)) == "✗ nope  unknown\n"
     assert turn.feed(Usage(1)) == ""
+
+
+def test_a_call_of_a_server_names_it_and_its_tool() -> None:
+    turn = Turn()
+    turn.feed(ToolCalled("1", "files__list", {"path": "/home/x"}, "files", "list\x1b"))
+    assert (
+        turn.feed(ToolAnswered("1", "files__list", "a\nb", is_error=False)) == "✓ files → list\\x1b /home/x · 2 lines\n"
+    )
+    turn.feed(ToolCalled("2", "files__list", {"path": "x", "deep": True}, "files", "list"))
+    assert turn.feed(ToolAnswered("2", "files__list", "a", is_error=False)) == "✓ files → list path=x deep=true · a\n"
+
+
+def test_paths_are_relative_to_the_working_directory() -> None:
+    renderer = EventRenderer(width=lambda: 80, color=False, cwd="/work")
+    renderer.feed(ToolCalled("1", "read", {"file_path": "/work/a/b.py"}))
+    assert renderer.feed(ToolAnswered("1", "read", "x", is_error=False)) == "✓ Read a/b.py · x\n"
+
+
+def test_a_command_shows_the_ends_of_its_output_and_more_of_its_errors() -> None:
+    kept: list[tuple[str, str]] = []
+    turn = Turn()
+    turn.renderer._keep = lambda title, text: kept.append((title, text))
+    text = "".join(f"{number}\n" for number in range(1, 401))
+    shown = turn.call("bash", {"command": "seq 1 400"}, text=text).splitlines()
+    assert shown == [
+        "✓ $ seq 1 400 · 400 lines", "    1", "    2", "    … 397 more lines · ctrl-o shows all", "    400",
+    ]  # fmt: skip
+    assert kept == [("Run seq 1 400", text)]
+    three = turn.call("bash", {"command": "x"}, text="a\n  b\nc\n[a note]", details={"notes": 1}, seconds=2.06)
+    assert three.splitlines() == ["✓ $ x · 2.1s", "    a", "      b", "    c"]
+    failed = {"is_error": True, "code": "failed", "details": {"exitCode": 3, "notes": 1}}
+    assert turn.call("bash", {"command": "x"}, text="no\n[exit code 3]", **failed) == "✗ $ x · exit 3\n    no\n"
+    shown = turn.call("bash", {"command": "x"}, text=f"{text}[exit code 3]", **failed).splitlines()
+    assert shown[:3] == ["✗ $ x · exit 3", "    … 395 more lines · ctrl-o shows all", "    396"]
+    assert len(shown) == 7
+    ended = {"is_error": True, "code": "timeout", "details": {"notes": 1}}
+    assert turn.call("bash", {"command": "x"}, text="(no output)\n[timed out]", **ended) == "✗ $ x · timeout\n"
 
 
 def test_finding_u2_call_line_leaves_out_the_time_of_the_user() -> None:
     turn = Turn()
-    assert turn.call("bash", {"command": "x"}, seconds=62.5, waited_s=60.0) == "✓ bash command=x  2.5s  no output\n"
-    said = {"text": "bash was not run: the user declined", "is_error": True, "code": "denied", "waited_s": 60.0}
-    assert turn.call("bash", {"command": "x"}, seconds=60, **said) == "⊘ bash command=x  0.0s  the user declined\n"
+    assert turn.call("bash", {"command": "x"}, seconds=62.5, waited_s=60.0) == "✓ $ x · no output · 2.5s\n"
+    said = {"is_error": True, "code": "denied", "waited_s": 60.0}
+    text = "bash was not run: the user declined\n- runs: x"
+    assert turn.call("bash", {"command": "x"}, seconds=90, text=text, **said) == "⊘ $ x · declined\n"
+    text = "bash was not run: the user declined: use make\n- runs: x"
+    assert turn.call("bash", {"command": "x"}, text=text, **said) == "⊘ $ x · declined: use make\n"
+    details = {"details": {"created": True}}
+    assert turn.call("write", {"path": "a"}, text="write was not run: the user declined", **said, **details) == (
+        "⊘ Create a · declined\n"
+    )
 
 
-def test_a_long_reason_gets_rows_of_its_own() -> None:
+def test_an_error_gets_up_to_five_rows() -> None:
     turn = Turn(30)
-    shown = turn.call("bash", {"command": "x"}, text="reason " * 30, is_error=True).splitlines()
-    assert shown[0] == "✗ bash command=x  0.3s"
-    assert len(shown) == 4
-    assert shown[3].endswith("…")
+    shown = turn.call("webfetch", {"url": "x"}, text="reason " * 50, is_error=True).splitlines()
+    assert shown[0] == "✗ Fetch x"
+    assert shown[1:] == ["    reason reason reason", *["    reason reason reason"] * 3, "    … ctrl-o shows all"]
+    several = turn.call("srv", None, text="one\ntwo", is_error=True)
+    assert several == "✗ srv\n    one\n    two\n"
 
 
 def test_text_and_calls_keep_their_order() -> None:
@@ -201,7 +246,7 @@ def test_text_and_calls_keep_their_order() -> None:
     turn.call("a")
     turn.call("b")
     turn.feed(TextDelta("After", starts=True))
-    assert turn.text + turn.renderer.finish() == "Before\n\n✓ a  0.3s  no output\n✓ b  0.3s  no output\n\nAfter\n"
+    assert turn.text + turn.renderer.finish() == "Before\n\n✓ a · no output\n✓ b · no output\n\nAfter\n"
 
 
 def test_an_edit_shows_its_diff() -> None:
@@ -209,20 +254,20 @@ def test_an_edit_shows_its_diff() -> None:
     diff = f"--- a/x\n+++ b/x\n@@ -1 +1,40 @@\n-old\t\x1b[2J\n{lines}"
     details = {"diff": diff, "added": 40, "removed": 1, "changed": True}
     shown = Turn().call("edit", {"path": "x"}, text="updated x", details=details).splitlines()
-    assert shown[:4] == ["✓ edit path=x  0.3s  +40 −1", "  @@ -1 +1,40 @@", "  -old \\x1b[2J", "  +new 0"]  # noqa: RUF001 — a minus
-    assert shown[-1] == "  … 12 more lines"
+    assert shown[:3] == ["✓ Edit x · +40 −1", "     1 - old \\x1b[2J", "     1 + new 0"]  # noqa: RUF001 — a minus
+    assert shown[-1] == "    … 11 more lines · ctrl-o shows all"
     assert len(shown) == 32
-    assert "\x1b[32m+new 0\x1b[0m" in Turn(color=True).call("edit", None, details=details)
+    assert "\x1b[32m     1 + new 0\x1b[0m" in Turn(color=True).call("edit", None, details=details)
     unchanged = {"diff": "", "added": 0, "removed": 0, "changed": False}
-    assert Turn().call("write", None, details=unchanged) == "✓ write  0.3s  unchanged\n"
+    assert Turn().call("write", None, details=unchanged) == "✓ Write · unchanged\n"
 
 
 def test_pictures_are_shown_by_type_and_size() -> None:
     details = {"bytes": 12345, "width": 10, "height": 20}
     one = Turn().call("read", None, text="[pic]", attachments=("image/png",), details=details)
-    assert one == "✓ read  0.3s  image/png, 10 by 20 pixels, 12,345 bytes\n"
+    assert one == "✓ Read · image/png, 10 by 20 pixels, 12,345 bytes\n"
     two = Turn().call("shot", None, attachments=("image/png", "image/png", "application/pdf"))
-    assert two == "✓ shot  0.3s  2 × image/png, application/pdf\n"  # noqa: RUF001 — a multiplication sign
+    assert two == "✓ shot · 2 × image/png, application/pdf\n"  # noqa: RUF001 — a multiplication sign
 
 
 def test_running_calls_are_rows_of_the_live_region() -> None:
@@ -234,13 +279,20 @@ def test_running_calls_are_rows_of_the_live_region() -> None:
     turn.feed(ToolAdvanced("unknown", "x", 1, 2, ""))
     turn.now = 2.0
     rows = turn.renderer.live_rows(8)
-    assert rows[0][1:] == " tool0 n=0  2.0s  30% page 3"
-    assert rows[1][1:] == " tool1 n=1  2.0s  7"
-    assert rows[2][1:] == " tool2 n=2  2.0s"
-    assert [row[2:] for row in turn.renderer.live_rows(2)] == ["tool0 n=0  2.0s  30% page 3", "3 more"]
+    assert rows[0][1:] == " tool0 n=0 · ━━━────────  30% page 3 · 2.0s"
+    assert rows[1][1:] == " tool1 n=1 · 7 · 2.0s"
+    assert rows[2][1:] == " tool2 n=2 · 2.0s"
+    assert [row[2:] for row in turn.renderer.live_rows(2)] == ["tool0 n=0 · ━━━────────  30% page 3 · 2.0s", "3 more"]
     assert turn.renderer.live_rows(0) == []
-    assert turn.renderer.finish().splitlines() == [f"⊘ tool{n} n={n}  2.0s  interrupted" for n in range(4)]
+    assert turn.renderer.finish().splitlines() == [f"⊘ tool{n} n={n} · interrupted · 2.0s" for n in range(4)]
     assert turn.renderer.live_rows(8) == []
+
+
+def test_a_running_command_shows_the_last_line_it_wrote() -> None:
+    turn = Turn(60)
+    turn.feed(ToolCalled("1", "bash", {"command": "tick"}), ToolAdvanced("1", "bash", 21, None, "tick 1\ntick 2\x1b\n"))
+    assert [row[1:] for row in turn.renderer.live_rows(8)] == [" $ tick", "   tick 2\\x1b"]
+    assert [row[1:] for row in turn.renderer.live_rows(1)] == [" $ tick"]
 
 
 @pytest.mark.parametrize("color", [False, True])
@@ -288,7 +340,7 @@ def test_the_activity_names_what_the_turn_does_and_since_when() -> None:
 
     assert say() == "Thinking… 1s · esc to interrupt"
     assert say(TextDelta("Well", starts=True)) == "Writing… 2s · esc to interrupt"
-    assert say(ToolCalled("1", "bash", {})) == "Running bash… 3s · esc to interrupt"
+    assert say(ToolCalled("1", "bash", {})) == "Running command… 3s · esc to interrupt"
     assert say(ToolCalled("2", "read", {})) == "Running 2 tools… 4s · esc to interrupt"
     retry = RetryScheduled("Rate limited", 3.0, 2, 10)
     assert say(retry) == "Rate limited. Retrying in 2 s (2 of 10) · esc to interrupt"

@@ -58,6 +58,10 @@ class Person:
     def switch_mode(self) -> None:
         self.did.append("switch")
 
+    def list_results(self) -> str:
+        self.did.append("results")
+        return ""
+
 
 class Words(Completer):
     """Completes `/` with six words."""
@@ -197,12 +201,12 @@ async def test_text_waits_until_the_open_question_is_answered() -> None:
         stage.screen.print("finished meanwhile")
         stage.screen.flush()
         assert "finished meanwhile" not in stage.out.getvalue()
-        assert stage.screen._list_choice_rows() == ["  [y] Yes", "▸ [n] No", "  [a] Always"]
+        assert stage.screen._list_question_rows() == ["  y  Yes", "▸ n  No", "  a  Always"]
         stage.keys.send_text("y")
         assert await asked == Reply("y")
         stage.screen.flush()
         assert stage.out.getvalue().index("→ Yes") < stage.out.getvalue().index("finished meanwhile\r\n")
-        assert stage.screen._list_choice_rows() == []
+        assert stage.screen._list_question_rows() == []
 
 
 async def test_the_end_of_the_terminal_is_a_leave() -> None:

@@ -165,7 +165,7 @@ def test_an_answer_is_streamed_as_markdown_and_the_next_request_holds_it(setup: 
         ]  # fmt: skip
         terminal.enter("and a.txt?")
         terminal.wait_for_answer("It says one.")
-        assert "✓ read path=a.txt" in terminal.text
+        assert "✓ Read a.txt · 2 lines" in terminal.text
         assert "The end." in setup.requested(1)
         assert terminal.leave() == 0
 
@@ -238,7 +238,7 @@ def test_at_40_columns_without_colours_everything_is_shown(setup: TerminalSetup,
         terminal.enter("a message that is longer than forty columns as well, surely")
         terminal.wait_for_answer("1  2")
         terminal.enter("write")
-        terminal.wait_for("[y] Yes")
+        terminal.wait_for("y  Yes")
         terminal.type("y")
         terminal.wait_for_answer("OK.")
         assert "A paragraph that is longer" in terminal.text

@@ -61,7 +61,7 @@ def test_skills_and_hooks_are_trusted_in_the_session_which_then_asks_for_them(se
             terminal.type("y")
         terminal.wait_for("in use from now on: skill:deploy, hooks:.claude/settings.json")
         terminal.enter("write it")
-        terminal.wait_for("[y] Yes")
+        terminal.wait_for("y  Yes")
         assert "asks because: have a look (hook echo" in terminal.text
         assert not (setup.cwd / "a.txt").exists()
         terminal.type("y")

@@ -67,17 +67,16 @@ def test_a_call_is_approved_once_refused_with_a_reason_and_allowed_for_good(setu
     with setup.open(script=tuple(script[:4])) as terminal:
         terminal.wait_for_prompt()
         terminal.enter("one")
-        terminal.wait_for("[y] Yes")
+        terminal.wait_for("y  Yes")
         terminal.type("y")
         terminal.wait_for_answer("Ok.")
         assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "a\n"
         terminal.enter("two")
-        terminal.wait_for("[n] No, and say what to do instead")
+        terminal.wait_for("n  No, and say what to do instead")
         terminal.type("n")
-        terminal.wait_for(lambda: ">" in terminal.rows)
+        terminal.wait_for("what should it do instead?")
         terminal.enter("keep it as it is")
-        terminal.wait_for_answer("→ No, and say what to do instead: keep it as it is")
-        terminal.wait_for_answer("⊘ write")
+        terminal.wait_for_answer("⊘ Create b.txt · declined: keep it as it is")
         assert not (setup.cwd / "b.txt").exists()
         terminal.wait_for(lambda: len(setup.server.requests) == 4)
         assert "keep it as it is" in setup.requested()
@@ -87,32 +86,93 @@ def test_a_call_is_approved_once_refused_with_a_reason_and_allowed_for_good(setu
             calls("bash", command="touch c.txt"),
         ]
         setup.server.script.append(says("Four."))
-        terminal.wait_for_answer("⊘ write")
+        terminal.wait_for_answer("Ok.")
         terminal.enter("three")
-        terminal.wait_for("[a] Always")
+        terminal.wait_for("a  Always")
         terminal.type("a")
         terminal.wait_for_answer("Three.")
         terminal.enter("four")
         terminal.wait_for_answer("Four.")
-        assert terminal.text.count("→ Always allow") == 1
+        assert "Always allow" not in terminal.text, "a question disappears with its answer"
+        assert terminal.text.count("✓ $ touch c.txt") == 2
         assert terminal.leave() == 0
     stored = [path.read_text(encoding="utf-8") for path in setup.home.rglob("permissions.json")]
     assert len(stored) == 1
     assert [row["rule"] for row in json.loads(stored[0])["rules"]] == ["bash(touch *)"]
 
 
-def test_enter_escape_and_ctrl_d_at_a_question_mean_no_and_the_turn_goes_on(setup: TerminalSetup) -> None:
-    write = calls("write", path="a.txt", content="a\n")
-    script = [reply for number in (1, 2, 3) for reply in (write, says(f"Ok {number}."))]
-    with setup.open(script=tuple(script)) as terminal:
+def test_enter_and_ctrl_d_at_a_question_mean_no_and_escape_stops_the_turn_too(setup: TerminalSetup) -> None:
+    remove = calls("bash", command="rm -f a.txt")
+    script = [reply for number in (1, 2) for reply in (remove, says(f"Ok {number}."))]
+    with setup.open(script=(*script, remove, says("Never said."))) as terminal:
         terminal.wait_for_prompt()
-        for number, key in enumerate((f"{ENTER}{ENTER}", ESCAPE, CTRL_D), 1):
-            terminal.enter(f"write {number}")
-            terminal.wait_for("[y] Yes")
+        for number, key in enumerate((f"{ENTER}{ENTER}", CTRL_D), 1):
+            terminal.enter(f"remove {number}")
+            terminal.wait_for("y  Yes")
             terminal.type(key)
             terminal.wait_for_answer(f"Ok {number}.")
-        assert terminal.text.count("⊘ write") == 3
-        assert not (setup.cwd / "a.txt").exists()
+        assert terminal.text.count("⊘ $ rm -f a.txt · declined") == 2
+        terminal.enter("remove 3")
+        terminal.wait_for("y  Yes")
+        terminal.type(ESCAPE)
+        terminal.wait_for(CANCELLED)
+        assert len(setup.server.requests) == 5
+        assert "y  Yes" not in terminal.text
+        assert terminal.leave() == 0
+
+
+def test_a_change_is_shown_before_it_is_made_and_all_edits_are_accepted_at_once(setup: TerminalSetup) -> None:
+    (setup.cwd / "a.py").write_text("one\ntwo\n", encoding="utf-8")
+    edit = calls("edit", path="a.py", oldText="two", newText="three")
+    missing = calls("edit", path="a.py", oldText="nine", newText="ten")
+    script = (calls("read", path="a.py"), missing, edit, calls("write", path="b.py", content="new\n"), says("Done."))
+    with setup.open(script=script) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("edit")
+        terminal.wait_for("Make this edit?")
+        assert "✗ Edit a.py" in terminal.text, "a change that can't be made isn't asked about"
+        for row in ("● Edit a.py  +1 −1", "     2 - two", "     2 + three", "▸ y  Yes", "asks before changes"):  # noqa: RUF001 — a minus
+            assert any(row in shown for shown in terminal.rows)
+        assert (setup.cwd / "a.py").read_text(encoding="utf-8") == "one\ntwo\n"
+        terminal.type("\x1b[Z")
+        terminal.wait_for_answer("Done.")
+        assert (setup.cwd / "a.py").read_text(encoding="utf-8") == "one\nthree\n"
+        assert (setup.cwd / "b.py").read_text(encoding="utf-8") == "new\n"
+        terminal.wait_for("accepts edits")
+        assert terminal.text.count("     2 + three") == 1, "the diff is printed once"
+        terminal.type("\x1b[Z")
+        terminal.wait_for("plan mode")
+        assert terminal.leave() == 0
+
+
+def test_a_file_that_changes_during_the_question_is_not_written(setup: TerminalSetup) -> None:
+    (setup.cwd / "a.py").write_text("one\ntwo\n", encoding="utf-8")
+    edit = calls("edit", path="a.py", oldText="two", newText="three")
+    with setup.open(script=(calls("read", path="a.py"), edit, says("Done."))) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("edit")
+        terminal.wait_for("Make this edit?")
+        (setup.cwd / "a.py").write_text("zero\none\ntwo\n", encoding="utf-8")
+        terminal.type("y")
+        terminal.wait_for_answer("Done.")
+        assert "it has changed since the user approved the change" in terminal.text
+        assert (setup.cwd / "a.py").read_text(encoding="utf-8") == "zero\none\ntwo\n"
+        assert terminal.leave() == 0
+
+
+def test_ctrl_o_shows_the_whole_results_in_the_pager(setup: TerminalSetup) -> None:
+    shown = setup.cwd.parent / "shown"
+    script = (calls("bash", command="seq 1 400; exit 3"), says("Done."))
+    environ = {"PAGER": f"tee {shown}"}
+    with setup.open("--allow", "bash(*)", script=script, environ=environ) as terminal:
+        terminal.wait_for_prompt()
+        terminal.enter("count")
+        terminal.wait_for_answer("Done.")
+        assert "✗ $ seq 1 400; exit 3 · exit 3" in terminal.text
+        assert "… 395 more lines · ctrl-o shows all" in terminal.text
+        terminal.type("\x0f")
+        terminal.wait_for(lambda: shown.exists() and "399\n400\n" in shown.read_text(encoding="utf-8"))
+        terminal.wait_for_prompt()
         assert terminal.leave() == 0
 
 
@@ -124,7 +184,7 @@ def test_keys_typed_when_a_question_appears_stay_in_the_message(
     with setup.open(script=script) as terminal:
         terminal.wait_for_prompt()
         terminal.type(f"write{ENTER}yes, and then")
-        terminal.wait_for("[y] Yes")
+        terminal.wait_for("y  Yes")
         assert not (setup.cwd / "a.txt").exists()
         terminal.type("y")
         terminal.wait_for_answer("Written.")
@@ -242,10 +302,10 @@ def test_ctrl_c_cancels_a_turn_at_every_stage_and_leaves_no_process(setup: Termi
         terminal.wait_for(lambda: any("sleep 601" in row for row in terminal.list_processes()))
         terminal.type(CTRL_C)
         wait_for_cancelled(terminal, 2)
-        assert "bash" in terminal.text
+        assert "$ sleep 600 & sleep 601" in terminal.text
 
         terminal.enter("write")
-        terminal.wait_for("[y] Yes")
+        terminal.wait_for("y  Yes")
         terminal.type(CTRL_C)
         wait_for_cancelled(terminal, 3)
         assert not (setup.cwd / "a.txt").exists()

@@ -214,6 +214,7 @@ class _Report:
         """Make the result."""
         lines = [output.rstrip("\n") or "(no output)", *(f"[{note}]" for note in self.notes)]
         details = self.details if self.code is None else {"code": self.code, **self.details}
+        details = {**details, "notes": len(self.notes)} if self.notes else details
         return ToolResult((TextContentBlock("\n".join(lines)),), self.code is not None, details=details, keep=Keep.ENDS)
 
 

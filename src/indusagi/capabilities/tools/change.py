@@ -19,6 +19,7 @@ from indusagi.capabilities.files.diff import replace_surrogates
 from indusagi.capabilities.files.lines import format_path, format_path_below
 from indusagi.capabilities.files.plan import EditPlan, EditRequest, plan_edit
 from indusagi.capabilities.files.replace import MAX_FILE_BYTES, EditRefusal, Replacement, ShownLines
+from indusagi.capabilities.tool import ChangePreview, approved_change
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import find_invisible_kinds
@@ -30,11 +31,25 @@ _EDIT_TEXTS = ("oldText", "newText", "replaceAll")
 
 async def run_write(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Run a call of `write`."""
-    return await change_file(ctx, path_given(arguments), content=cast("str", arguments["content"]))
+    return (await change_file(ctx, path_given(arguments), content=cast("str", arguments["content"]))).result
+
+
+async def preview_write(arguments: JsonObject, ctx: ToolContext) -> ChangePreview:
+    """Find out what a call of `write` would change."""
+    return await change_file(ctx, path_given(arguments), content=cast("str", arguments["content"]), dry_run=True)
 
 
 async def run_edit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Run a call of `edit`."""
+    return (await _edit(arguments, ctx, dry_run=arguments.get("dryRun") is True)).result
+
+
+async def preview_edit(arguments: JsonObject, ctx: ToolContext) -> ChangePreview:
+    """Find out what a call of `edit` would change."""
+    return await _edit(arguments, ctx, dry_run=True)
+
+
+async def _edit(arguments: JsonObject, ctx: ToolContext, *, dry_run: bool) -> ChangePreview:
     several, items, problem = arguments.get("edits"), list[JsonObject](), None
     single = [name for name in _EDIT_TEXTS if name in arguments]
     # Some models fill in every parameter.
@@ -59,8 +74,8 @@ async def run_edit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     if problem is None and any(edit.old == edit.new for edit in edits):
         problem = "oldText and newText are the same"
     if problem is not None:
-        return ToolResult.error(f"edit was not run: {problem}", code="invalid_arguments")
-    return await change_file(ctx, path_given(arguments), edits=edits, dry_run=arguments.get("dryRun") is True)
+        return ChangePreview(ToolResult.error(f"edit was not run: {problem}", code="invalid_arguments"))
+    return await change_file(ctx, path_given(arguments), edits=edits, dry_run=dry_run)
 
 
 _shown_lines: PerContext[dict[str, ShownLines]] = PerContext(dict[str, ShownLines])
@@ -69,7 +84,7 @@ _shown_lines: PerContext[dict[str, ShownLines]] = PerContext(dict[str, ShownLine
 
 async def change_file(
     ctx: ToolContext, path: str, *, edits: Sequence[Replacement] = (), content: str | None = None, dry_run: bool = False
-) -> ToolResult:
+) -> ChangePreview:
     """Apply the whole change to a file, or report why not.
 
     The change is a list of replacements, or else the complete new content. `dry_run` reports it without writing it.
@@ -89,21 +104,24 @@ async def change_file(
                 edits=edits,
                 content=content,
             )
-            plan = await _carry_out(ctx, request, checked, dry_run=dry_run)
+            before, plan = await _carry_out(ctx, request, checked, dry_run=dry_run)
     except TimeoutError as exc:
-        return ToolResult.error(f"{format_path(path)}: {exc.strerror}", code="timeout")
+        return ChangePreview(ToolResult.error(f"{format_path(path)}: {exc.strerror}", code="timeout"))
     except OSError as exc:
-        return path_trouble(exc, path)
+        return ChangePreview(path_trouble(exc, path))
     name = format_path_below(resolved, ctx.cwd)
     if isinstance(plan, EditRefusal):
         message = replace_surrogates(f"{name}: {plan.message}")
-        return ToolResult.error(message, code=plan.code, path=resolved, **plan.facts)
+        return ChangePreview(ToolResult.error(message, code=plan.code, path=resolved, **plan.facts))
     warning = () if lock.unshared is None else (f"{lock.unshared}: others may write there too",)
-    return _format_result(plan, name, resolved, (*plan.notes, *warning), dry_run=dry_run)
+    result = _format_result(plan, name, resolved, (*plan.notes, *warning), dry_run=dry_run)
+    return ChangePreview(result, before, plan.after)
 
 
-async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dry_run: bool) -> EditPlan | EditRefusal:
-    """Read the file, plan the edit and write it. The caller holds the lock.
+async def _carry_out(
+    ctx: ToolContext, request: EditRequest, checked: str, *, dry_run: bool
+) -> tuple[bytes | None, EditPlan | EditRefusal]:
+    """Read the file, plan the edit and write it. Return what was read, and the plan. The caller holds the lock.
 
     `checked` is the resolved path as returned by the `Fs` port, which may spare it a second check.
     """
@@ -116,7 +134,7 @@ async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dr
     if before is not None and len(before) > MAX_FILE_BYTES:
         size = (await ctx.fs.stat(checked)).size
         message = f"{size:,} bytes are too many to change here: {MAX_FILE_BYTES:,} at most; use a command"
-        return EditRefusal("too_large", message, {"size": size})
+        return before, EditRefusal("too_large", message, {"size": size})
     plan = await plan_edit(request, before)
     if isinstance(plan, EditRefusal):
         # Lines shown by a refusal count as read: the whole file, or its first lines.
@@ -125,25 +143,27 @@ async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dr
             state.record(resolved, shown.digest, (1, shown.lines) if shown.lines else None)
         elif state is not None and shown is not None:
             _shown_lines.of(ctx)[resolved] = shown
-        return plan
+        return before, plan
     if dry_run:
-        return plan
+        return before, plan
     refusal: EditRefusal | None = None
     # Keep the file and its record in sync.
     with CancelScope(shield=True):
         refusal = await _write(ctx, checked, before, plan.after) if plan.changed else None
     if refusal is not None:
-        return refusal
+        return before, refusal
     # If the file contains unread lines, keep the old record.
     if state is not None and not plan.unseen:
         state.record(resolved, plan.digest)
     if plan.shown is not None:
         _shown_lines.of(ctx)[resolved] = plan.shown
-    return plan
+    return before, plan
 
 
 async def _write(ctx: ToolContext, resolved: str, before: bytes | None, after: bytes) -> EditRefusal | None:
-    """Write the file, unless another program changed it since we read it."""
+    """Write the file, unless another program changed it since we read it, or since the user approved the change."""
+    if (seen := approved_change.get()) is not None and (seen.before, seen.after) != (before, after):
+        return EditRefusal("stale", "it has changed since the user approved the change; read it again")
     if before is None:
         if await ctx.fs.exists(resolved):
             return EditRefusal("stale", "another program has just made it; read it first")

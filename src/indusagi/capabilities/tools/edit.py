@@ -56,8 +56,11 @@ def edit_tool() -> DefinedTool:
     prepare = coerce_to(
         _PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"}, {"edits": coerce_to(_ITEM, _TEXT_ALIASES)}
     )
-    run, hints = run_lazily(_CHANGE, "run_edit"), {"destructiveHint": True, "idempotentHint": False}
-    return define_native_tool("edit", "Edit a file", _DESCRIPTION, _PARAMETERS, run, prepare, annotations=hints)
+    run, preview = run_lazily(_CHANGE, "run_edit"), run_lazily(_CHANGE, "preview_edit")
+    hints = {"destructiveHint": True, "idempotentHint": False}
+    return define_native_tool(
+        "edit", "Edit a file", _DESCRIPTION, _PARAMETERS, run, prepare, annotations=hints, preview=preview
+    )
 
 
 # -- write ------------------------------------------------------------------------------------------
@@ -83,7 +86,8 @@ _WRITE_DESCRIPTION = (
 def write_tool() -> DefinedTool:
     """Create the `write` tool."""
     prepare = coerce_to(_WRITE_PARAMETERS, _WRITE_ALIASES)
-    run, hints = run_lazily(_CHANGE, "run_write"), {"destructiveHint": True, "idempotentHint": True}
+    run, preview = run_lazily(_CHANGE, "run_write"), run_lazily(_CHANGE, "preview_write")
+    hints, schema = {"destructiveHint": True, "idempotentHint": True}, _WRITE_PARAMETERS
     return define_native_tool(
-        "write", "Write a file", _WRITE_DESCRIPTION, _WRITE_PARAMETERS, run, prepare, annotations=hints
+        "write", "Write a file", _WRITE_DESCRIPTION, schema, run, prepare, annotations=hints, preview=preview
     )

@@ -42,11 +42,11 @@ from induscode.conversations.opening import open_conversation
 from induscode.conversations.run import USAGE_ERRORS
 from induscode.conversations.tool_calls import current_call
 from induscode.conversations.transcript import find_cwd
-from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel, build_text, replay_messages
+from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel, build_diff, build_text, replay_messages
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, parse_line
 from induscode.frontends.terminal.slash.session import load_commands
 from induscode.launch.invocation import Invocation
-from induscode.permissions.policy import ApprovalMode
+from induscode.permissions.check import Permissions
 
 AUTH_REQUIRED = -32000
 """https://agentclientprotocol.com/protocol/schema#errorcode"""
@@ -167,7 +167,9 @@ class EditorSession:
         if stored not in {None, conversation.invocation.cwd}:
             raise invalid(f"the session {conversation.transcript.id} belongs to {stored}: load it with that cwd")
         self.id = conversation.transcript.id
-        self.modes = SessionModes(conversation)
+        checks = conversation.permissions.permissions
+        assert checks is not None
+        self.modes = SessionModes(checks)
         channel = UpdateChannel(self._connection, self._writable, self.id)
         self._dialog.updates = self.updates = SessionUpdates(channel, conversation, self.modes.find_current)
         self.commands = EditorCommands(conversation, channel, self._dialog)
@@ -269,54 +271,39 @@ def to_rpc_error(exc: Exception) -> RpcError:
 
 # -- modes ------------------------------------------------------------------------------------
 #
-# https://agentclientprotocol.com/protocol/session-modes. `default` asks, `auto-edit` writes workspace files without
-# asking, `plan` only reads until the user approves a plan. `all` requires a start with `--approval all`.
+# https://agentclientprotocol.com/protocol/session-modes. The modes of `Permissions`, with names for the editor.
 
 
-DEFAULT, AUTO_EDIT, PLAN, ALL = "default", "auto-edit", "plan", "all"
 _MODES = {
-    DEFAULT: (ApprovalMode.ASK, "Ask", "Asks before it changes, runs or sends something"),
-    AUTO_EDIT: (ApprovalMode.AUTO_EDIT, "Edit", "Changes files of the workspace without asking"),
-    ALL: (ApprovalMode.ALL, "All", "Asks about nothing, except what a rule names"),
+    "ask": ("Ask", "Asks before it changes, runs or sends something"),
+    "auto-edit": ("Accept edits", "Changes files of the workspace without asking"),
+    "plan": ("Plan", "Only reads, until you approve a plan"),
+    "all": ("All", "Asks about nothing, except what a rule names"),
 }
 
 
 class SessionModes:
     """The modes of one conversation."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
-        self._names = [DEFAULT, AUTO_EDIT]
-        if conversation.invocation.approval == ApprovalMode.ALL.value:
-            self._names.append(ALL)
+    def __init__(self, permissions: Permissions) -> None:
+        self._permissions = permissions
 
     def find_current(self) -> str:
         """Return the current mode, which the model or an approved plan may have changed."""
-        if self._conversation.plan_mode.active:
-            return PLAN
-        checks = self._conversation.permissions.permissions
-        approval = ApprovalMode.ASK if checks is None else checks.approval
-        return next(name for name, (mode, _, _) in _MODES.items() if mode is approval)
+        return self._permissions.mode
 
     def change(self, name: str) -> None:
         """Change the mode; `RpcError` if it doesn't exist."""
-        plan_mode = self._conversation.plan_mode
-        if name == PLAN:
-            plan_mode.active = True
-            return
-        if name not in self._names:
-            raise invalid(f"there is no mode {name!r}: {', '.join((*self._names, PLAN))}")
-        plan_mode.active = False
-        checks = self._conversation.permissions.permissions
-        if checks is not None:
-            checks.approval = _MODES[name][0]
+        try:
+            self._permissions.change_mode(name or "(none)")
+        except ValueError as exc:
+            raise invalid(str(exc)) from exc
 
     def describe(self) -> JsonObject:
         """Describe the modes for the editor."""
         modes: list[JsonValue] = [
-            {"id": name, "name": _MODES[name][1], "description": _MODES[name][2]} for name in self._names
+            {"id": name, "name": _MODES[name][0], "description": _MODES[name][1]} for name in self._permissions.modes
         ]
-        modes.append({"id": PLAN, "name": "Plan", "description": "Only reads, until you approve a plan"})
         return {"currentModeId": self.find_current(), "availableModes": modes}
 
 
@@ -456,11 +443,15 @@ class EditorDialog:
             updates.channel.send(
                 {"sessionUpdate": "tool_call", "toolCallId": identity, "title": question.title, "status": "pending"}
             )
-        facts = build_text("\n".join(question.lines), "execute")
-        content: list[JsonValue] = [*(call.diffs if call is not None else ()), *([facts] if question.lines else ())]
+        change = question.change
+        diffs = [] if change is None else [build_diff(change.path, change.before, change.after)]
+        texts = [build_text(question.markdown, "other")] if question.markdown else []
+        texts += [build_text("\n".join(question.lines), "execute")] if question.lines else []
+        content: list[JsonValue] = [*diffs, *texts]
+        place = question.place()
         tool_call: JsonObject = {
             "toolCallId": identity,
-            "title": question.title,
+            "title": " ".join(filter(None, (question.title, place and f"({place})"))),
             "status": "pending",
             "kind": "other" if call is None else call.kind,
             "content": content,
@@ -468,7 +459,7 @@ class EditorDialog:
         options: list[JsonValue] = [
             {
                 "optionId": choice.key,
-                "name": choice.label.removesuffix(", and say what to do instead"),
+                "name": choice.label.removesuffix(", and say what to do instead").removesuffix(" (shift+tab)"),
                 "kind": "reject_once" if choice.refuses else "allow_always" if choice.lasts else "allow_once",
             }
             for choice in question.choices

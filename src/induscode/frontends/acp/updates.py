@@ -14,7 +14,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -23,9 +23,8 @@ from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.app_dirs import is_within
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
-from indusagi.core.text import cut_text
 from indusagi.core.time import iso_utc
-from induscode.cli.terminal import escape_unprintable
+from induscode.cli.call_title import CallTitle, describe_call
 from induscode.conversations.compaction import list_parts
 from induscode.conversations.contract import RunEvent, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.conversations.transcript import Transcript, list_conversations, remove_session_note
@@ -82,8 +81,6 @@ class OpenCall:
     """The file `write` or `edit` changes."""
     old: str | None = None
     """The file's text before the call; `None` if it can't be shown."""
-    diffs: list[JsonValue] = field(default_factory=list["JsonValue"])
-    """The changes its arguments propose."""
 
 
 class SessionUpdates:
@@ -132,10 +129,9 @@ class SessionUpdates:
             call.path = find_path(event.arguments, cwd)
             if call.path is not None:
                 call.old = await to_thread.run_sync(read_side, call.path, cwd)
-            call.diffs = propose_diffs(event.name, event.arguments, call.path, call.old)
         self.calls[event.id] = call
-        update = build_call(call.id, event.name, event.arguments, call.kind, cwd)
-        self.channel.send({**update, "content": call.diffs})
+        title = describe_call(event.name, event.arguments, server=event.server, tool=event.tool, cwd=cwd)
+        self.channel.send(build_call(call.id, event.name, event.arguments, call.kind, cwd, title))
 
     async def _handle_answer(self, event: ToolAnswered) -> None:
         call = self.calls.pop(event.id, None)
@@ -193,12 +189,14 @@ class SessionUpdates:
             self.channel.send(plan)
 
 
-def build_call(call_id: str, name: str, arguments: JsonValue, kind: str, cwd: str) -> JsonObject:
+def build_call(
+    call_id: str, name: str, arguments: JsonValue, kind: str, cwd: str, title: CallTitle | None = None
+) -> JsonObject:
     """Build the update that starts a call."""
     return {
         "sessionUpdate": "tool_call",
         "toolCallId": call_id,
-        "title": format_title(name, arguments),
+        "title": str(title or describe_call(name, arguments, cwd=cwd)),
         "kind": kind,
         "status": "in_progress",
         "locations": list_locations(name, arguments, cwd) if kind != "other" else [],
@@ -223,21 +221,9 @@ KINDS = {
 }
 """Kinds of native tools; any other tool is `other`."""
 _FENCED = frozenset({"read", "search", "execute"})
-_SUBJECTS = ("path", *PATH_ALIASES, "command", "pattern", "query", "url", "objective", "action")
-"""Arguments that distinguish a call from others of the same tool."""
-_TITLE = 120
 _LARGEST_TEXT = 512 * 1024
 """Size limit for a file sent as one side of a diff."""
 _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+(\d+)", re.MULTILINE)
-
-
-def format_title(name: str, arguments: JsonValue) -> str:
-    """Format a call's title: the tool and its subject."""
-    subject: JsonValue = None
-    if is_json_object(arguments):
-        subject = next((arguments[key] for key in _SUBJECTS if isinstance(arguments.get(key), str)), None)
-    words = " ".join(str(subject).split()) if subject is not None else ""
-    return escape_unprintable(cut_text(f"{name} {words}".strip(), _TITLE))
 
 
 def find_path(arguments: JsonValue, cwd: str) -> str | None:
@@ -298,22 +284,6 @@ def read_side(path: str, cwd: str) -> str | None:
 def build_diff(path: str, old: str | None, new: str) -> JsonObject:
     """Build a diff; a new file has no old text."""
     return {"type": "diff", "path": path, "oldText": old or None, "newText": new}
-
-
-def propose_diffs(name: str, arguments: JsonValue, path: str | None, old: str | None) -> list[JsonValue]:
-    """Build the diffs a `write` or `edit` call would make, for the approval question."""
-    if path is None or not is_json_object(arguments):
-        return []
-    if name == "write":
-        content = arguments.get("content")
-        return [build_diff(path, old, content)] if isinstance(content, str) and old is not None else []
-    edits = arguments.get("edits")
-    diffs: list[JsonValue] = []
-    for edit in edits if isinstance(edits, list) else [arguments]:
-        before, after = (edit.get("oldText"), edit.get("newText")) if is_json_object(edit) else (None, None)
-        if isinstance(before, str) and isinstance(after, str):
-            diffs.append(build_diff(path, before, after))
-    return diffs
 
 
 def find_first_line(event: ToolAnswered) -> int | None:

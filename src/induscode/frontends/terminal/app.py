@@ -62,6 +62,8 @@ _GO_ON = "Go on."
 """The prompt to send after a failure that came after calls."""
 _SHOWN_LINES = 20
 """Lines of a prompt to show, after the first."""
+_RESULTS, _LONGEST_RESULT = 20, 256 * 1024
+"""Results that Ctrl-O shows, and the characters of one."""
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
@@ -111,6 +113,7 @@ class InteractiveApp:
         self._exit_code = 0
         self._farewell = ""
         self._noted: set[str] = set()
+        self._results: deque[str] = deque(maxlen=_RESULTS)
         self._faults: dict[str, str] = {}
         self._announce_start: Callable[[FleetEvent], None] | None = None
         self._completer: Completer | None = None
@@ -170,6 +173,8 @@ class InteractiveApp:
 
     def interrupt(self) -> None:
         """Cancel the turn; leave if repeated within two seconds."""
+        if self.screen.is_away:
+            return
         now = asyncio.get_running_loop().time()
         again = now - self._interrupted_at < _LEAVE_WINDOW_S
         self._interrupted_at = now
@@ -205,10 +210,19 @@ class InteractiveApp:
         self._arrived.set()
 
     def switch_mode(self) -> None:
-        """Turn plan mode on or off."""
-        if self._conversation is not None:
-            self._conversation.plan_mode.active = not self._conversation.plan_mode.active
-            self.screen.show(f"plan mode is {'on' if self._conversation.plan_mode.active else 'off'}")
+        """Switch to the next mode: ask, accept edits, plan."""
+        permissions = None if self._conversation is None else self._conversation.permissions.permissions
+        if permissions is not None:
+            permissions.change_mode()
+            self.screen.refresh()
+
+    def list_results(self) -> str:
+        """Return the whole results of the last calls, the last one first."""
+        return "\n".join(reversed(self._results))
+
+    def _keep_result(self, title: str, text: str) -> None:
+        """Keep a result for Ctrl-O."""
+        self._results.append(f"{title}\n\n{escape_controls(cut_text(text, _LONGEST_RESULT)).rstrip()}\n")
 
     def _end_by_signal(self, number: signal.Signals) -> None:
         self._exit_code = 128 + number
@@ -502,7 +516,9 @@ class InteractiveApp:
             for note in notes:
                 self.screen.show(f"note: {note}")
         self._called = False
-        self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
+        self._renderer = EventRenderer(
+            width=lambda: self.screen.width, color=self.color, cwd=self._invocation.cwd, keep=self._keep_result
+        )
         known = len(conversation.notes)
         result = RunResult(reason="cancelled")
         async with anyio.create_task_group() as tasks:

@@ -273,15 +273,18 @@ def _closes_fence(spaced: str, mark: str) -> bool:
 
 # -- cells ------------------------------------------------------------------------------------
 #
-# ASCII text is as wide as it is long. Only other characters need rich's width table, which loads on first use.
+# ASCII text and our own signs are as wide as they're long. Only other characters need rich's width table, which loads
+# on first use.
 
 
 _WORDS = re.compile(r" *[^ ]+| +")
+_NARROW = dict.fromkeys(map(ord, "…·−→✓✗⊘●▸━─"), "x")  # noqa: RUF001 — a minus
+"""Our own signs, which are one cell wide."""
 
 
 def measure_cells(text: str) -> int:
     """Return the cell width of text without control characters."""
-    if text.isascii():
+    if text.isascii() or text.translate(_NARROW).isascii():
         return len(text)
     from rich.cells import cell_len  # noqa: PLC0415 — loads the width table, which most output doesn't need
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shlex
+import subprocess
 import sys
 import termios
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from prompt_toolkit.data_structures import Size
@@ -75,6 +77,15 @@ def read_typed_ahead(descriptor: int) -> list[str]:
     except OSError:  # the terminal is gone
         return []
     return [line for line in data.decode("utf-8", "replace").split("\n") if line.strip()]
+
+
+def open_pager(text: str) -> bool:
+    """Show a text in the user's pager, and return whether there's one. Blocks."""
+    with suppress(OSError, ValueError):
+        words = shlex.split(os.environ.get("PAGER", "")) or ["less"]
+        subprocess.run(words, input=text.encode("utf-8", "backslashreplace"), check=False)
+        return True
+    return False
 
 
 class FoldedPastes:

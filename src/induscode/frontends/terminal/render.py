@@ -8,17 +8,17 @@ it's escaped, and truncated to the terminal's width.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
+from induscode.cli.call_title import CallTitle, describe_call, to_one_line
+from induscode.cli.dialog import number_lines
 from induscode.cli.terminal import escape_controls, escape_unprintable
 from induscode.conversations.contract import (
     RetryScheduled,
@@ -39,15 +39,17 @@ if TYPE_CHECKING:
 _LEAST_WIDTH = 8
 _THOUGHT_ROWS = 2
 _TAB = 4
+_COMMAND = "bash"
 
 
 @dataclass(slots=True)
 class _RunningCall:
-    name: str
-    arguments: str
+    title: CallTitle
     started: float | None = None
     """`None` if the start wasn't reported."""
     progress: str = ""
+    latest: str = ""
+    """The last line that a command wrote."""
 
 
 @dataclass(slots=True)
@@ -59,12 +61,22 @@ class _Thought:
 class EventRenderer:
     """Renders the events of a turn.
 
-    `width` returns the terminal's current width in cells, and `clock` times calls and the spinner.
+    `width` returns the terminal's current width in cells, `clock` times calls and the spinner, and `keep` takes the
+    title and the whole result of each call. Paths below `cwd` are shown relative to it.
     """
 
-    def __init__(self, *, width: Callable[[], int], color: bool, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        width: Callable[[], int],
+        color: bool,
+        clock: Callable[[], float] = monotonic,
+        cwd: str = "",
+        keep: Callable[[str, str], object] = lambda _title, _text: None,
+    ) -> None:
         self._width = width
         self._clock = clock
+        self._cwd, self._keep = cwd, keep
         self._palette = Palette(color)
         self._splitter = BlockSplitter()
         self._blocks: BlockRenderer | None = None
@@ -89,8 +101,10 @@ class EventRenderer:
             ended = self._fold_thought() + self._render_blocks(self._splitter.finish())
             return ended if event.delay_s else f"{ended}{self._palette.paint(event.describe(0), _YELLOW)}\n"
         if isinstance(event, ToolAdvanced):
-            if event.id in self._running:
-                self._running[event.id].progress = format_progress(event)
+            if (call := self._running.get(event.id)) is not None and event.name == _COMMAND:
+                call.latest = to_one_line(event.message.rstrip().rpartition("\n")[2])
+            elif call is not None:
+                call.progress = format_progress(event)
             return ""
         self._retry, self._is_writing = None, isinstance(event, TextDelta)
         return self._fold_thought() + self._render_event(event)
@@ -112,21 +126,15 @@ class EventRenderer:
             return self._render_blocks([*ended, *self._splitter.feed(event.text)])
         if isinstance(event, ToolCalled):
             finished = self._render_blocks(self._splitter.finish())
-            self._running[event.id] = _RunningCall(event.name, format_arguments(event.arguments), self._clock())
+            title = describe_call(event.name, event.arguments, server=event.server, tool=event.tool, cwd=self._cwd)
+            self._running[event.id] = _RunningCall(title, self._clock())
             return finished
         if isinstance(event, ToolAnswered):
             finished = self._render_blocks(self._splitter.finish())
             call = self._running.pop(event.id, None)
             if call is not None and call.started is not None:
                 call.started += event.waited_s  # don't count the user's time as the tool's
-            diff = event.details.get("diff")
-            is_changed = isinstance(diff, str) and not event.is_error and event.details.get("changed") is not False
-            return finished + self._render_call(
-                call or _RunningCall(event.name, ""),
-                classify_answer(event),
-                format_outcome(event),
-                diff=diff if is_changed and isinstance(diff, str) else "",
-            )
+            return finished + self._render_answer(call or _RunningCall(describe_call(event.name, None)), event)
         return ""
 
     def live_rows(self, limit: int) -> list[str]:
@@ -136,17 +144,12 @@ class EventRenderer:
         width, now = self._cells, self._clock()
         calls = [*self._running.values()]
         hidden = len(calls) - limit + 1 if len(calls) > limit else 0
-        rows = [
-            format_call_row(
-                self._palette,
-                width,
-                mark=self._palette.choose_spinner(now),
-                name=call.name,
-                arguments=call.arguments,
-                facts=(_format_time(call, now), call.progress),
-            )
-            for call in calls[: len(calls) - hidden]
-        ]
+        rows: list[str] = []
+        for call in calls[: len(calls) - hidden]:
+            facts = (call.progress, _format_time(call, now))
+            rows.append(format_call_row(self._palette, width, self._palette.choose_spinner(now), call.title, facts))
+            if call.latest and len(calls) == 1 < limit:
+                rows.append(self._palette.dim(cut_to_cells(f"    {call.latest}", width)))
         if hidden:
             rows.append(cut_to_cells(f"… {hidden} more", width))
         if self._thought is not None and len(rows) < limit:
@@ -172,16 +175,17 @@ class EventRenderer:
         return f"{self._palette.choose_spinner(now)} {row}"
 
     def _name_activity(self) -> str:
-        names = [call.name for call in self._running.values()]
-        if names:
-            return f"Running {to_one_line(names[0])}" if len(names) == 1 else f"Running {len(names)} tools"
+        titles = [call.title for call in self._running.values()]
+        if titles:
+            name = "command" if titles[0].verb == "$" else titles[0].verb
+            return f"Running {name}" if len(titles) == 1 else f"Running {len(titles)} tools"
         return "Writing" if self._is_writing and self._thought is None else "Thinking"
 
     def finish(self) -> str:
         """End the turn and return everything unfinished, with unanswered calls as interrupted."""
         finished = self._fold_thought() + self._render_blocks(self._splitter.finish())
         for call in self._running.values():
-            finished += self._render_call(call, "interrupted", "interrupted")
+            finished += self._render_call(call, "interrupted", ("interrupted",))
         self._running.clear()
         self._last = ""
         return finished
@@ -205,33 +209,56 @@ class EventRenderer:
             self._last = "text"
         return "".join(pieces)
 
-    def _render_call(self, call: _RunningCall, state: CallState, outcome: str, *, diff: str = "") -> str:
-        palette, width = self._palette, self._cells
-        duration = _format_time(call, self._clock())
-        mark = palette.choose_mark(state)
-
-        def format_row(*facts: str) -> str:
-            return format_call_row(
-                palette, width, mark=mark, name=call.name, arguments=call.arguments, facts=(duration, *facts)
-            )
-
-        used = measure_cells(f"{call.name}{call.arguments}{duration}{outcome}") + 7
-        if state in {"error", "denied"} and used > width:
+    def _render_answer(self, call: _RunningCall, event: ToolAnswered) -> str:
+        """Render the line of a finished call, and what's worth seeing of its result."""
+        palette, width, state = self._palette, self._cells, classify_answer(event)
+        if event.details.get("created") is True and call.title.verb == "Write":
+            call.title = replace(call.title, verb="Create")
+        diff, lines = event.details.get("diff"), list_output(event)
+        self._keep(str(call.title), diff if isinstance(diff, str) and diff else event.text)
+        if isinstance(diff, str) and diff and state == "ok" and event.details.get("changed") is not False:
+            return self._render_call(call, state, (format_outcome(event),), format_diff_rows(palette, diff, width))
+        if event.name == _COMMAND and state in {"ok", "error"}:
+            return self._render_call(call, state, _format_exit(event, lines), self._list_excerpt(lines, state))
+        outcome = format_outcome(event)
+        used = measure_cells(f"{call.title.verb} {call.title.subject} {outcome}") + 6
+        if state in {"error", "denied"} and (used > width or (state == "error" and len(lines) > 1)):
             # The reason matters more than the arguments, so it gets separate rows.
-            rows = [format_row(), *format_reason_rows(palette, outcome, width)]
-        else:
-            rows = [format_row(outcome)]
-        rows += format_diff_rows(palette, diff, width) if diff else ()
+            reasons = lines if state == "error" else [outcome]
+            return self._render_call(call, state, (), format_reason_rows(palette, reasons, width))
+        return self._render_call(call, state, (outcome,))
+
+    def _list_excerpt(self, lines: Sequence[str], state: CallState) -> Iterator[str]:
+        """Yield the first two lines and the last one of a command's output, or the last five of one that failed."""
+        most = _ERROR_LINES if state == "error" else _OUTPUT_LINES
+        left = len(lines) - most
+        more = self._palette.dim(cut_to_cells(f"    … {left:,} more lines · ctrl-o shows all", self._cells))
+        shown = [*enumerate(lines)] if left <= 0 else [*enumerate(lines)][-most:]
+        if left > 0 and state != "error":
+            shown = [(0, lines[0]), (1, lines[1]), (len(lines) - 1, lines[-1])]
+        for number, line in shown:
+            if left > 0 and number == (left if state == "error" else len(lines) - 1):
+                yield more
+            text = cut_to_cells(to_visible(f"    {line}"), self._cells)
+            yield text if state == "error" else self._palette.dim(text)
+
+    def _render_call(
+        self, call: _RunningCall, state: CallState, facts: tuple[str, ...], below: Iterable[str] = ()
+    ) -> str:
+        palette, now = self._palette, self._clock()
+        took = "" if state == "denied" else _format_time(call, now)
+        row = format_call_row(palette, self._cells, palette.choose_mark(state), call.title, (*facts, took), state)
         before = "\n" if self._last == "text" else ""
         self._last = "call"
-        return before + "".join(f"{row}\n" for row in rows)
+        return before + "".join(f"{row}\n" for row in (row, *below))
 
 
 def _format_time(call: _RunningCall, now: float) -> str:
-    return "" if call.started is None else format_duration(now - call.started)
+    took = 0.0 if call.started is None else now - call.started
+    return format_duration(took) if took >= 1 else ""
 
 
-_MODES = {"ask": "asks before edits", "auto-edit": "accepts edits", "all": "asks for nothing"}
+_MODES = {"ask": "asks before changes", "auto-edit": "accepts edits", "plan": "plan mode", "all": "asks for nothing"}
 _FULL = 0.8
 """Share of the context window from which it's nearly full."""
 
@@ -251,8 +278,7 @@ def format_status(conversation: Conversation | None, width: int, palette: Palett
     if usage.cost_usd:
         parts.append((f"${usage.cost_usd:.2f}", _DIM))
     checks = conversation.permissions.permissions
-    mode = "plan mode" if conversation.plan_mode.active else "" if checks is None else _MODES[checks.approval.value]
-    parts += [(f"{mode} ⇧⇥", _DIM)] if mode else []
+    parts += [] if checks is None else [(f"{_MODES[checks.mode]} ⇧⇥", _DIM)]
     statuses = conversation.session.mcp.status().values()
     phases = Counter(str(status.phase) for status in statuses)
     if phases["connecting"]:
@@ -295,15 +321,14 @@ def format_tokens(count: int) -> str:
 CallState: TypeAlias = Literal["ok", "error", "denied", "interrupted"]
 
 DIFF_LINES = 30
-_LONGEST_VALUE = 60
-_LONGEST_SOURCE = 400
-"""Characters of an argument or a result to look at; a row shows fewer."""
-_REASON_ROWS = 3
+_OUTPUT_LINES, _ERROR_LINES = 3, 5
 _LEAST_ARGUMENTS = 5
+_BAR = 11
 _SPINNER, _SPINNER_HZ = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", 10
 _GREEN, _RED, _YELLOW, _CYAN, _BOLD, _DIM = "32", "31", "33", "36", "1", "2"
 _STATE_COLORS: Mapping[CallState, str] = {"ok": _GREEN, "error": _RED, "denied": _YELLOW, "interrupted": _YELLOW}
 _MARKS: Mapping[CallState, str] = {"ok": "✓", "error": "✗", "denied": "⊘", "interrupted": "⊘"}
+_DECLINED = "the user declined"
 
 
 @record
@@ -316,6 +341,26 @@ class Palette:
         """Wrap text in SGR sequences (ECMA-48, 8.3.117) if colour is on."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.color and text else text
 
+    def dim(self, text: str) -> str:
+        """Paint what matters less."""
+        return self.paint(text, _DIM)
+
+    def strong(self, text: str) -> str:
+        """Paint what a row is about."""
+        return self.paint(text, _BOLD)
+
+    def warn(self, text: str) -> str:
+        """Paint what needs the user."""
+        return self.paint(text, _YELLOW)
+
+    def choose(self, text: str) -> str:
+        """Paint the row that Enter chooses."""
+        return self.paint(text, f"{_BOLD};{_CYAN}")
+
+    def fail(self, text: str) -> str:
+        """Paint an error."""
+        return self.paint(text, _RED)
+
     def choose_mark(self, state: CallState) -> str:
         """Return the mark of a finished call."""
         return self.paint(_MARKS[state], _STATE_COLORS[state])
@@ -325,24 +370,9 @@ class Palette:
         return self.paint(_SPINNER[int(now * _SPINNER_HZ) % len(_SPINNER)], _CYAN)
 
 
-def to_one_line(text: str) -> str:
-    """Escape untrusted text and put it on one line."""
-    return escape_unprintable(" ".join(text[:_LONGEST_SOURCE].split()))
-
-
-def format_arguments(arguments: JsonValue) -> str:
-    """Format arguments briefly: `path=src/a.py limit=20`."""
-    if not is_json_object(arguments):
-        return "" if arguments is None else _format_value(arguments)
-    return " ".join(f"{to_one_line(name)}={_format_value(value)}" for name, value in arguments.items())
-
-
-def _format_value(value: JsonValue) -> str:
-    try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # a model's arguments may be anything
-        text = repr(value)
-    return cut_to_cells(to_one_line(text), _LONGEST_VALUE)
+def to_visible(line: str) -> str:
+    """Escape a line of untrusted text, with its indentation."""
+    return escape_unprintable(line.rstrip("\r").expandtabs(_TAB))
 
 
 def format_duration(seconds: float, *, whole: bool = False) -> str:
@@ -354,10 +384,12 @@ def format_duration(seconds: float, *, whole: bool = False) -> str:
 
 
 def format_progress(event: ToolAdvanced) -> str:
-    """Format progress: a percentage if the total is known, and the message."""
-    amount = f"{event.done:g}" if math.isfinite(event.done) else ""
-    if event.total is not None and amount and math.isfinite(event.total) and event.total > 0:
-        amount = f"{max(0, min(100, 100 * event.done / event.total)):.0f}%"
+    """Format progress: a bar and a percentage if the total is known, and the message."""
+    amount = f"{event.done:g}" if math.isfinite(event.done) and not event.message else ""
+    if event.total is not None and math.isfinite(event.done) and math.isfinite(event.total) and event.total > 0:
+        part = max(0.0, min(1.0, event.done / event.total))
+        full = round(part * _BAR)
+        amount = f"{'━' * full}{'─' * (_BAR - full)}  {part:.0%}"
     return " ".join(part for part in (amount, to_one_line(event.message)) if part)
 
 
@@ -368,16 +400,37 @@ def classify_answer(event: ToolAnswered) -> CallState:
     return "error" if event.is_error else "ok"
 
 
+def list_output(event: ToolAnswered) -> list[str]:
+    """List the lines of a result, without the notes below the output of a command."""
+    lines, notes = event.text.splitlines(), event.details.get("notes")
+    if event.name == _COMMAND and isinstance(notes, int):
+        lines = lines[: len(lines) - notes]
+    return [] if lines == ["(no output)"] else [line for line in lines if line.strip()]
+
+
+def _format_exit(event: ToolAnswered, lines: Sequence[str]) -> tuple[str, ...]:
+    """Format how a command ended."""
+    code = event.details.get("exitCode")
+    parts = [f"exit {code}"] if isinstance(code, int) and code else []
+    if event.is_error and not parts:
+        parts = [event.code or "failed"]
+    if not lines:
+        return (*parts, *(() if event.is_error else ("no output",)))
+    return (*parts, *([format_count(len(lines), "line")] if len(lines) > _OUTPUT_LINES and not parts else ()))
+
+
 def format_outcome(event: ToolAnswered) -> str:
     """Format a call's outcome in a few words."""
     details = event.details
     lines = [line for line in event.text.splitlines() if line.strip()]
     first = to_one_line(lines[0]) if lines else ""
     if event.code == "denied":
-        return first.removeprefix(f"{to_one_line(event.name)} was not run: ")
+        reason = first.partition(" was not run: ")[2] or first
+        return f"declined{reason.removeprefix(_DECLINED)}" if reason.startswith(_DECLINED) else reason
+    if event.code == "unknown_tool":
+        return "no such tool"
     if event.is_error:
-        code = details.get("exitCode")
-        return f"exit {code}: {first}" if isinstance(code, int) and code else first or event.code or "failed"
+        return first or event.code or "failed"
     if event.attachments:
         return _format_attachments(event)
     added, removed = details.get("added"), details.get("removed")
@@ -403,47 +456,59 @@ def _format_attachments(event: ToolAnswered) -> str:
 
 
 def format_call_row(
-    palette: Palette, width: int, *, mark: str, name: str, arguments: str, facts: tuple[str, ...]
+    palette: Palette, width: int, mark: str, title: CallTitle, facts: tuple[str, ...], state: CallState = "ok"
 ) -> str:
     """Format one row about a call, at most `width` cells wide.
 
-    Truncates `arguments` first, then the last of `facts` (duration and outcome, or progress), then drops the others.
+    Truncates the arguments first, then the last of `facts` (outcome or progress, and duration), then drops the others.
     `mark` is a one-cell symbol.
     """
-    name = cut_to_cells(to_one_line(name), width - 2)
-    room = width - 2 - measure_cells(name)
+    verb = cut_to_cells(title.verb, width - 2)
+    room = width - 2 - measure_cells(verb)
+    arguments = f"{title.subject} {title.rest}".strip()
     kept: list[str] = []
     least = min(_LEAST_ARGUMENTS, measure_cells(arguments)) + 1 if arguments else 0
     for text in facts:
-        space = room - least - 2
+        space = room - least - 3
         if not text or space < min(measure_cells(text), _LEAST_ARGUMENTS):
             continue
         kept.append(cut_to_cells(text, space))
-        room -= measure_cells(kept[-1]) + 2
-    shown = cut_to_cells(arguments, room - 1) if room > 1 else ""
-    row = f"{mark} {palette.paint(name, _BOLD)}" + (f" {shown}" if shown else "")
-    return row + "".join(f"  {palette.paint(text, _DIM)}" for text in kept)
+        room -= measure_cells(kept[-1]) + 3
+    subject = cut_to_cells(title.subject, room - 1) if room > 1 else ""
+    room -= measure_cells(subject) + 1 if subject else 0
+    rest = cut_to_cells(title.rest, room - 1) if room > _LEAST_ARGUMENTS else ""
+    row = f"{mark} {palette.strong(verb)}" + (f" {subject}" if subject else "")
+    row += f" {palette.dim(rest)}" if rest else ""
+    paint = palette.fail if state == "error" else palette.dim
+    return row + "".join(f"{palette.dim(' ·')} {paint(text)}" for text in kept)
 
 
-def format_reason_rows(palette: Palette, reason: str, width: int) -> Iterator[str]:
-    """Yield up to three rows with the reason for a failed or denied call."""
-    rows = [*wrap_to_cells(reason, width - 2)]
-    if len(rows) > _REASON_ROWS:
-        rows = [*rows[: _REASON_ROWS - 1], cut_to_cells(" ".join(rows[_REASON_ROWS - 1 :]), width - 2)]
-    for row in rows:
-        yield "  " + palette.paint(row, _DIM)
+def format_reason_rows(palette: Palette, reasons: Sequence[str], width: int) -> Iterator[str]:
+    """Yield up to five rows with the reason for a failed or denied call."""
+    rows = [row for reason in reasons[:_ERROR_LINES] for row in wrap_to_cells(to_visible(reason), width - 4)]
+    left = len(rows) > _ERROR_LINES or len(reasons) > _ERROR_LINES
+    for row in rows[: _ERROR_LINES - left]:
+        yield f"    {row}"
+    if left:
+        yield palette.dim(cut_to_cells("    … ctrl-o shows all", width))
 
 
-def format_diff_rows(palette: Palette, diff: str, width: int) -> Iterator[str]:
-    """Yield at most 30 rows of a unified diff without its file names, and the number of remaining lines."""
-    lines = diff.removesuffix("\n").split("\n")
-    start = next((index for index, line in enumerate(lines) if line.startswith("@@")), 0)
-    lines = lines[start:]
-    for line in lines[:DIFF_LINES]:
-        visible = escape_unprintable(line[:1] + line[1:].removesuffix("\r").expandtabs(_TAB))
-        text = cut_to_cells(visible, width - 2)
-        code = {"+": _GREEN, "-": _RED, "@": _CYAN}.get(line[:1], _DIM)
-        yield "  " + palette.paint(text, code)
-    if len(lines) > DIFF_LINES:
-        left = format_count(len(lines) - DIFF_LINES, "more line")
-        yield "  " + palette.paint(cut_to_cells(f"… {left}", width - 2), _DIM)
+def format_diff_rows(palette: Palette, diff: str, width: int, limit: int = DIFF_LINES) -> Iterator[str]:
+    """Yield the lines of a unified diff with their numbers, at most `limit`, and the number of the others."""
+    rows = [*number_lines(diff)]
+    for sign, row in rows[:limit]:
+        yield palette.paint(cut_to_cells(row, width), {"+": _GREEN, "-": _RED}.get(sign, _DIM))
+    if len(rows) > limit:
+        more = format_count(len(rows) - limit, "more line")
+        yield palette.dim(cut_to_cells(f"    … {more} · ctrl-o shows all", width))
+
+
+def render_markdown(text: str, width: int, *, color: bool) -> str:
+    """Render a whole Markdown text."""
+    from induscode.frontends.terminal.markdown import BlockRenderer  # noqa: PLC0415 — rich, a tenth of a second
+
+    splitter, blocks = BlockSplitter(), BlockRenderer(color=color)
+    parts = [*splitter.feed(text), *splitter.finish()]
+    return "\n" + "".join(
+        ("\n" if block.is_first and index else "") + blocks.render(block, width) for index, block in enumerate(parts)
+    )

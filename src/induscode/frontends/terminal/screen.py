@@ -1,4 +1,4 @@
-"""Screen of the interactive session: finished text above a live region of at most eight rows.
+"""Screen of the interactive session: finished text above a live region of eight rows, or more with a question.
 
 Finished text is written once and stays in the terminal's scrollback. Only the live region is redrawn: running calls,
 the unfinished paragraph, queued messages, a question, the input line and the status row. A non-full-screen
@@ -13,9 +13,10 @@ import base64
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from prompt_toolkit.application import Application
+from prompt_toolkit.application import Application, run_in_terminal
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.enums import EditingMode
 from prompt_toolkit.filters import Condition, is_searching, vi_insert_mode
@@ -26,14 +27,16 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import ConditionalContainer, HSplit, Layout, Window
 from prompt_toolkit.layout.controls import BufferControl, FormattedTextControl, SearchBufferControl
 from prompt_toolkit.layout.dimension import Dimension
-from prompt_toolkit.layout.processors import BeforeInput, ConditionalProcessor, PasswordProcessor, Processor
+from prompt_toolkit.layout.processors import AfterInput, BeforeInput, ConditionalProcessor, PasswordProcessor, Processor
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.utils import get_cwidth
 
-from induscode.cli.dialog import Choice, Question, Reply
+from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import escape_unprintable
-from induscode.frontends.terminal.devices import FoldedPastes, VisibleInput, open_output, read_typed_ahead
+from induscode.frontends.terminal.devices import FoldedPastes, VisibleInput, open_output, open_pager, read_typed_ahead
+from induscode.frontends.terminal.questions import HINT, OpenQuestion
+from induscode.frontends.terminal.render import Palette, render_markdown
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
 
 
 REGION_ROWS = 8
-"""Maximum height of the live region, unless the input or the menu grows: to a third of the screen."""
+"""Maximum height of the live region, unless the input, the menu or a question grows."""
+QUESTION_ROWS = 32
+"""Maximum height with a question, on a terminal that's as high."""
 _LEAST_INPUT_ROWS, _MOST_MENU_ROWS = 3, 10
 _MENU_NAME = 32
 """Widest name in the completion menu whose description is aligned."""
@@ -80,26 +85,9 @@ class ScreenListener(Protocol):
         """Handle Shift-Tab."""
         ...
 
-
-@dataclass(slots=True, eq=False)
-class _OpenQuestion:
-    question: Question
-    reply: asyncio.Future[Reply]
-    selected: int = 0
-    key: str = ""
-    """The choice whose text the user is entering."""
-    wanted: str = ""
-    """Words that narrow a list."""
-
-    @property
-    def choices(self) -> Sequence[Choice]:
-        """The choices that match every word."""
-        words = self.wanted.casefold().split()
-        return [one for one in self.question.choices if all(word in one.label.casefold() for word in words)]
-
-    @property
-    def wants_text(self) -> bool:
-        return bool(self.key) or not self.question.choices
+    def list_results(self) -> str:
+        """Return what Ctrl-O shows."""
+        ...
 
 
 @dataclass(slots=True)
@@ -140,6 +128,8 @@ class Screen:
         self.state = LiveState()
         self.shown = asyncio.Event()
         """Set after the first draw of the live region, or when there won't be one."""
+        self.is_away = False
+        """Whether an editor or a pager has the terminal."""
         self._listener = listener
         self._output: Vt100_Output = output or open_output()
         self._color = color
@@ -151,7 +141,8 @@ class Screen:
         self._paused.set()
         self._pause_timer: asyncio.TimerHandle | None = None
         self._asking = asyncio.Lock()
-        self._open: _OpenQuestion | None = None
+        self._open: OpenQuestion | None = None
+        self._palette = Palette(color)
         self._draft = Buffer(
             history=history,
             completer=completer,
@@ -162,8 +153,6 @@ class Screen:
         self._answer = Buffer(multiline=False)
         self._search = SearchBufferControl(Buffer(multiline=False), [BeforeInput("search: ")])
         self._pastes = FoldedPastes()
-        self._is_editing = False
-        """Whether an editor has the terminal."""
         self._app = _Region(
             layout=self._build_layout(),
             key_bindings=self._build_keys(),
@@ -209,7 +198,7 @@ class Screen:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._is_editing:
+        if self.is_away:
             return
         encoding = self._output.encoding()
         # Escape characters that the terminal's encoding lacks.
@@ -274,31 +263,39 @@ class Screen:
         """Show a question and wait for the answer, one question at a time."""
         async with self._asking:
             await self._paused.wait()
-            for line in (question.title, *(f"  {line}" for line in question.lines)):
-                self.show(line)
             keys = [choice.key for choice in question.choices]
             selected = keys.index(question.default) if question.default in keys else 0
-            self._open = _OpenQuestion(question, asyncio.get_running_loop().create_future(), selected)
+            opened = OpenQuestion(question, asyncio.get_running_loop().create_future(), selected)
+            self.print(render_markdown(question.markdown, self.width, color=self._color) if question.markdown else "")
+            if not opened.is_call:
+                self.show(question.title)
+                for line in question.lines:
+                    self.show(f"  {line}")
+            self._open = opened
             self._answer.reset()
             self._focus()
             try:
-                reply = await self._open.reply
+                reply = await opened.reply
             finally:
                 self._open = None
                 self._focus()
-            chosen = next((choice.label for choice in question.choices if choice.key == reply.key), "")
-            shown = "cancelled" if reply.cancelled else chosen or ("…" if question.secret else reply.text)
-            text = f": {reply.text}" if chosen and reply.text else ""
-            self.show(f"  → {shown}{text}")
+            if not opened.is_call:
+                chosen = next((choice.label for choice in question.choices if choice.key == reply.key), "")
+                shown = "cancelled" if reply.cancelled else chosen or ("…" if question.secret else reply.text)
+                text = f": {reply.text}" if chosen and reply.text else ""
+                self.show(f"  → {shown}{text}")
             self._pending += self._held
             self._held.clear()
+            self.refresh()
             return reply
 
     def _focus(self) -> None:
         self._app.layout.focus(self._answer_window if self._is_asking_text() else self._draft_window)
         self.flush()
 
-    def _is_asking(self) -> bool:
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question is open."""
         return self._open is not None
 
     @property
@@ -335,9 +332,8 @@ class Screen:
     # -- layout -----------------------------------------------------------------------------
 
     def _build_layout(self) -> Layout:
-        asking = Condition(self._is_asking)
+        asking = Condition(lambda: self.is_asking)
         asking_text = Condition(self._is_asking_text)
-        choosing = asking & ~asking_text
         secret = Condition(lambda: self._open is not None and self._open.question.secret)
 
         def input_window(control: BufferControl, *processors: Processor) -> Window:
@@ -359,13 +355,15 @@ class Screen:
         control = BufferControl(self._draft, search_buffer_control=self._search)
         self._draft_window = input_window(control, BeforeInput("> ", "bold" if self._color else ""))
         hide_secret = ConditionalProcessor(PasswordProcessor(), secret)
-        self._answer_window = input_window(BufferControl(self._answer), BeforeInput("> "), hide_secret)
+        unsaid = Condition(lambda: self._open is not None and bool(self._open.key) and not self._answer.text)
+        hint = ConditionalProcessor(AfterInput(f" {HINT}", "ansibrightblack" if self._color else ""), unsaid)
+        self._answer_window = input_window(BufferControl(self._answer), BeforeInput("> "), hide_secret, hint)
         return Layout(
             HSplit(
                 [
                     ConditionalContainer(text_window(self._list_live_rows), ~asking),
                     text_window(self._list_activity_rows),
-                    ConditionalContainer(text_window(self._list_choice_rows), choosing),
+                    ConditionalContainer(text_window(self._list_question_rows), asking),
                     ConditionalContainer(self._draft_window, ~asking),
                     ConditionalContainer(Window(self._search, height=1), is_searching),
                     ConditionalContainer(self._answer_window, asking_text),
@@ -413,19 +411,11 @@ class Screen:
         """Return the rows that the input or its menu may take: a third of the screen."""
         return max(_LEAST_INPUT_ROWS, self._output.get_size().rows // 3)
 
-    def _list_choice_rows(self) -> list[str]:
+    def _list_question_rows(self) -> list[str]:
         if self._open is None:
             return []
-        opened, limit = self._open, REGION_ROWS - 1 - self._open.question.picks
-        first = max(0, opened.selected - limit + 1)
-        rows = [
-            self._fit(
-                f"{'▸' if index == opened.selected else ' '} "
-                + (choice.label if opened.question.picks else f"[{choice.key}] {choice.label}")
-            )
-            for index, choice in enumerate(opened.choices[first : first + limit], first)
-        ]
-        return [*rows, self._fit(f"  {opened.wanted or 'type to search'}")] if opened.question.picks else rows
+        limit = min(QUESTION_ROWS, self._output.get_size().rows - 1) - 1 - self._open.wants_text
+        return self._open.list_rows(self._palette, self.width - 1, max(1, limit))
 
     def _list_status_rows(self) -> list[str]:
         return [self.state.status(self.width)]
@@ -445,17 +435,14 @@ class Screen:
     # -- keys -------------------------------------------------------------------------------
 
     def _note_typing(self, _: Buffer) -> None:
-        """Hold back questions while the user types a message."""
+        """Hold back questions while the user types a message, and right after it's sent."""
         if self._pause_timer is not None:
             self._pause_timer.cancel()
-        if not self._draft.text:
-            self._paused.set()
-            return
         self._paused.clear()
         self._pause_timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._paused.set)
 
     def _build_keys(self) -> KeyBindings:
-        asking, asking_text = Condition(self._is_asking), Condition(self._is_asking_text)
+        asking, asking_text = Condition(lambda: self.is_asking), Condition(self._is_asking_text)
         choosing, typing = asking & ~asking_text, ~asking & ~is_searching
         empty = Condition(lambda: not self._draft.text)
         keys = KeyBindings()
@@ -477,19 +464,36 @@ class Screen:
         keys.add("<sigint>")(self._interrupt)
         keys.add("escape", filter=~is_searching & ~(vi_insert_mode & typing))(self._escape)
         keys.add("c-d", filter=empty)(self._end_input)
-        keys.add("s-tab", filter=typing)(self._handle_control)
+        keys.add("s-tab", filter=~asking_text)(self._handle_control)
         keys.add("c-l")(self._handle_control)
+        keys.add("c-o")(self._show_results)
         keys.add("c-z")(self._handle_control)
         return keys
 
     def _handle_control(self, event: KeyPressEvent) -> None:
         key = event.key_sequence[0].key
-        if key == Keys.BackTab:
+        if key == Keys.BackTab and self._open is not None:
+            if (edits := self._open.find_choice("e")) is not None:
+                self._choose(edits)
+        elif key == Keys.BackTab:
             self._listener.switch_mode()
         elif key == Keys.ControlL:
             self._app.renderer.erase()  # Ctrl-L would erase the whole display by default
         else:
             self._app.suspend_to_background()
+
+    async def _show_results(self, _: KeyPressEvent) -> None:
+        """Show the last results in a pager; without one, above the region."""
+        text = self._listener.list_results()
+        if not text or self.is_away:
+            return
+        self.is_away = True
+        try:
+            is_shown = await run_in_terminal(partial(open_pager, text), in_executor=True)
+        finally:
+            self.is_away = False
+        self.print("" if is_shown else text)
+        self.refresh()
 
     def _enter_message(self, _: KeyPressEvent) -> None:
         if self._draft.text.endswith("\\"):  # a trailing backslash continues the message on a new line
@@ -519,10 +523,10 @@ class Screen:
     def _open_editor(self, _: KeyPressEvent) -> None:
         """Edit the message in `$VISUAL` or `$EDITOR`; output waits meanwhile."""
         self._unfold()
-        self._is_editing = True
+        self.is_away = True
 
         def end(_: object) -> None:
-            self._is_editing = False
+            self.is_away = False
             self.refresh()
 
         self._draft.open_in_editor().add_done_callback(end)
@@ -534,10 +538,9 @@ class Screen:
         self._draft.insert_text("\n")
 
     def _choose_answer(self, event: KeyPressEvent) -> None:
-        """Choose the selected answer with Enter, or another by its letter."""
+        """Choose the selected answer with Enter, or another by its letter or number."""
         if self._open is None:
             return
-        keys = [choice.key for choice in self._open.question.choices]
         if event.key_sequence[0].key == Keys.Enter:
             if self._open.choices:
                 self._choose(self._open.selected)
@@ -545,8 +548,11 @@ class Screen:
             is_back = event.key_sequence[0].key == Keys.Backspace
             self._open.wanted = self._open.wanted[:-1] if is_back else self._open.wanted + event.data
             self._open.selected = 0
-        elif event.data.lower() in keys:
-            self._choose(keys.index(event.data.lower()))
+        elif (index := self._open.find_choice(event.data)) is not None:
+            self._choose(index)
+        elif event.data == "d" and self._open.is_call:
+            self._pending += [f"{row}\n" for row in self._open.list_details(self._palette, self.width)]
+            self.refresh()
 
     def _move_selection(self, event: KeyPressEvent) -> None:
         if self._open is not None:
@@ -563,6 +569,8 @@ class Screen:
     def _escape(self, _: KeyPressEvent) -> None:
         if self._open is not None:
             self._settle(Reply(cancelled=True))
+            if self._open.is_call:
+                self._listener.steer()
         elif self._draft.complete_state is not None:
             self._draft.cancel_completion()
         else:

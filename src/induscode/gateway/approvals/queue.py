@@ -179,7 +179,7 @@ class ApprovalQueue:
 
     async def _ask(self, caller: Caller | None, approval: Approval) -> None:
         if caller is None or not await self._ask_client(caller, approval):
-            print_status(f"{approval.title}, and waits for approval: indus approvals show {approval.id}")
+            print_status(f"{approval.title} waits for approval: indus approvals show {approval.id}")
             if self.options.target is not None:
                 await self._announce(approval, self.options.target)
 

@@ -44,7 +44,7 @@ def choose(terminal: Terminal, line: str, title: str, key: str) -> None:
     """Enter a command that asks, wait for its question, and answer it."""
     terminal.enter(line)
     terminal.wait_for(title)
-    terminal.wait_for("[n] no")
+    terminal.wait_for("n  no")
     terminal.type(key)
 
 

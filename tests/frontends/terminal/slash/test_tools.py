@@ -42,7 +42,7 @@ def test_rules_are_added_removed_and_stored_and_decide_about_calls(setup: Termin
     with setup.open("--approval", "auto-edit", "--allow", "bash(make *)", script=script) as terminal:
         terminal.wait_for_prompt()
         wait_for_answer(terminal, "/permissions", "bash(git push *)")
-        assert "approval: auto-edit" in terminal.text
+        assert "Mode: auto-edit" in terminal.text
         wait_for_answer(terminal, "/permissions remove 1", "rule 1 is from the command line")
         wait_for_answer(terminal, "/permissions remove 2", "rule 2 is the project's")
         wait_for_answer(terminal, "/permissions add deny write", "Added for this session: deny write")

@@ -34,10 +34,12 @@ _SAVE = "--save"
 _ACTIONS = {
     "add": f"allow|ask|deny RULE [{_SAVE}]: add a rule for this session",
     "remove": "N: remove a rule of this session or of your store",
+    "mode": "[ask | auto-edit | plan]: change the mode, by default to the next one",
 }
 _MODES = {
     "ask": "you're asked before anything changes",
     "auto-edit": "workspace files are written without asking",
+    "plan": "only what reads runs, until you approve a plan",
     "all": "everything runs that no rule denies",
 }
 _SEARCHED = "searched"
@@ -77,6 +79,12 @@ async def _change_permissions(host: SlashHost, rest: str) -> None:
     action, _, more = rest.partition(" ")
     if not action:
         _show_rules(host, permissions)
+    elif action == "mode":
+        try:
+            permissions.change_mode(more.strip())
+        except ValueError as exc:
+            raise SlashError(str(exc)) from exc
+        host.screen.show(f"Mode: {permissions.mode}: {_MODES[permissions.mode]}")
     elif action == "add":
         await _add_rule(host, permissions, more.strip())
     elif action == "remove":
@@ -86,8 +94,7 @@ async def _change_permissions(host: SlashHost, rest: str) -> None:
 
 
 def _show_rules(host: SlashHost, permissions: Permissions) -> None:
-    mode = permissions.approval.value
-    host.screen.show(f"approval: {mode}: {_MODES[mode]}")
+    host.screen.show(f"Mode: {permissions.mode}: {_MODES[permissions.mode]}")
     rules = permissions.rules
     if not rules:
         host.screen.show("there are no rules: /permissions add allow|ask|deny RULE adds one")
@@ -149,8 +156,8 @@ TOOLS = SlashCommand(
 )
 PERMISSIONS = SlashCommand(
     name="permissions",
-    usage="[add EFFECT RULE | remove N]",
-    describe="rules about calls, and the approval mode",
+    usage="[add EFFECT RULE | remove N | mode NAME]",
+    describe="rules about calls, and the mode",
     actions=_ACTIONS,
     run=_change_permissions,
 )
