@@ -103,6 +103,15 @@ def test_over_http_every_client_gets_the_address_and_never_the_token(tmp_path: P
     assert not (tmp_path / ".local").exists()
 
 
+def test_the_entry_for_a_view_has_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "indus").mkdir()
+    (tmp_path / "indus" / "settings.json").write_text('{"serve.views": {"a phone": {}}}', encoding="utf-8")
+    config = pasted(tmp_path, "cursor", "--http", "7332", "--view", "a phone")
+    assert isinstance(config, StreamableHttpServerConfig)
+    assert config.url == "http://127.0.0.1:7332/mcp/v/a%20phone"
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 def test_without_a_token_there_is_no_header(tmp_path: Path, client: str) -> None:
     config = pasted(tmp_path, client, "--http", "[::1]:9000", "--no-token")

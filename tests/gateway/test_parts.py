@@ -134,9 +134,9 @@ class SharedParts:
         self.shared, self.rows = 0, rows
         self.path = folder / "cluster" / "one.json"
         settings = SimpleNamespace(key=object(), node="one")
-        node = SimpleNamespace(broker=SimpleNamespace(settings=settings))
+        node = SimpleNamespace(broker=SimpleNamespace(settings=settings), info=SimpleNamespace(node="one"))
         self.state: Any = SimpleNamespace(
-            node=node, table=SimpleNamespace(list=self.list_rows), share_pins=self.share_pins
+            node=node, table=SimpleNamespace(list=self.list_rows), share_pins=self.share_pins, on_tokens=Listeners[[]]()
         )
         self.invocation: Any = SimpleNamespace(cluster_config=str(self.path), cwd=str(folder))
 
@@ -222,7 +222,7 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
             await run._run_gateway(context)
     else:
         assert await run._run_gateway(context) == 1
-        assert said[1] == "the servers of the cluster cannot be written: [Errno 13] read-only"
+        assert said[1] == "the servers and tokens of the cluster cannot be written: [Errno 13] read-only"
     assert (said[0], said[-1]) == ("node 'one' of a cluster, with two", "closed")
 
 

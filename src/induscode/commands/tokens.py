@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -17,11 +18,12 @@ from indusagi.core.json import JsonObject
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCOPE, LIST_SCOPE, SCOPES
-from induscode.cli.listing import Listing
+from induscode.cli.listing import Listing, print_table
 from induscode.cli.output import as_json, build_unknown_name, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import format_age, print_line, print_status
 from induscode.commands.groups import CommandGroup, LazyCommand
+from induscode.deck.mcp.store.events import filter_texts
 from induscode.gateway.tokens import TokenEntry, TokenStore, TokenUse, find_day, generate_token, hash_token
 from induscode.launch.options import define_command, read_invocation
 from induscode.launch.settings import SERVE_VIEWS
@@ -313,13 +315,11 @@ def audit(name: str | None, *, as_json: bool) -> int:
     if as_json:
         write_json({"events": events, "calls": calls})
         return 0
-    Listing(
-        "events", events, ("AT", "NAME", "EVENT", "DETAIL"), lambda row: [*row.values()], empty="No events yet."
-    ).show(as_json=False)
+    heads, empty = ("AT", "NAME", "EVENT", "DETAIL"), "No events yet."
+    Listing("events", events, heads, lambda row: [*row.values()], empty=empty).show(as_json=False)
     if calls:
         print_line("")
-        heads = ("NAME", "CALLS", "FAILED", "TOKENS")
-        Listing("calls", calls, heads, lambda row: [*row.values()]).show(as_json=False)
+        print_table(("NAME", "CALLS", "FAILED", "TOKENS"), [[*row.values()] for row in calls])
     return 0
 
 
@@ -329,36 +329,23 @@ async def _read_events(ledger: LedgerStore) -> Sequence[JsonObject]:
         for row in await ledger.rows(run.run):
             facts = row.facts
             if row.op == "token":
-                found.append(
-                    {
-                        "at": row.at,
-                        "name": facts.get("name"),
-                        "event": facts.get("subject"),
-                        "detail": facts.get("detail"),
-                    }
-                )
+                name, event, detail = (facts.get(key) for key in ("name", "subject", "detail"))
             elif row.op == "client":
-                scopes = facts.get("scopes")
-                granted = " ".join(map(str, scopes)) if isinstance(scopes, list) else ""
-                detail = f"{facts.get('client', '')} {granted}".strip()
-                found.append({"at": row.at, "name": facts.get("principal"), "event": "connected", "detail": detail})
+                name, event = facts.get("principal"), "connected"
+                detail = " ".join([str(facts.get("client", "")), *filter_texts(facts.get("scopes"))]).strip()
+            else:
+                continue
+            found.append({"at": row.at, "name": name, "event": event, "detail": detail})
     return found
 
 
 def _read_calls() -> Sequence[JsonObject]:
-    from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — for this command
+    """Sum the calls of each principal up."""
+    from induscode.calls.database import CallFilter, use_calls  # noqa: PLC0415 — for this command
 
-    database = open_calls()
-    if database is None:
-        return ()
-    found: dict[str, list[int]] = {}
-    with closing(database):
-        for _, _, name, outcome, calls, tokens, _ in database.measures("principal", CallFilter()):
-            counts = found.setdefault(name, [0, 0, 0])
-            for index, value in enumerate((calls, 0 if outcome == "ok" else calls, tokens)):
-                counts[index] += value
-    return [
-        {"name": name, "calls": counts[0], "failed": counts[1], "tokens": counts[2]}
-        for name, counts in found.items()
-        if name
-    ]
+    found: dict[str, Counter[str]] = {}
+    measures = use_calls(lambda database: [*database.measures("principal", CallFilter())])
+    for _, _, name, outcome, calls, tokens, _ in measures or ():
+        counts = found.setdefault(name, Counter(calls=0, failed=0, tokens=0))
+        counts.update(calls=calls, failed=calls * (outcome != "ok"), tokens=tokens)
+    return [{"name": name, **counts} for name, counts in found.items() if name]

@@ -157,7 +157,7 @@ class GatewayBox:
     ) -> ToolOutcome:
         """Run one call within its client's budget. Unknown and disabled tools yield an error outcome."""
         book, run = self.gateway.book, partial(self.run_call, call, cancel, on_progress)
-        return await (run() if book is None else book.run(call, run))
+        return await (book.run(call, run) if book is not None and current_identity.get().principal else run())
 
     async def run_call(
         self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None

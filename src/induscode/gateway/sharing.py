@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -317,12 +318,12 @@ async def join_cluster(
     else:
         sharing = GatewaySharing(shared, invocation)
         stack.push_async_callback(sharing.calls.close)
-        stack.callback(sharing.tokens.store.close)
-        await sharing.tokens.take()  # before a client presents a token that another node has revoked
         try:
             await to_thread.run_sync(sharing.write_servers)
-        except OSError as exc:
-            print_status(f"the servers of the cluster cannot be written: {exc}")
+            stack.callback(sharing.tokens.store.close)
+            await sharing.tokens.take()  # before a client presents a token that another node has revoked
+        except (OSError, sqlite3.Error) as exc:
+            print_status(f"the servers and tokens of the cluster cannot be written: {exc}")
             return None
         planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
         held_back = await to_thread.run_sync(context.consented.hold_back, planned)

@@ -237,12 +237,9 @@ class TokenBook:
 
     async def run(self, call: ToolCall, run: Callable[[], Awaitable[ToolOutcome]]) -> ToolOutcome:
         """Run a call within the budget of the current client; one that becomes a task counts when it has ended."""
-        identity = current_identity.get()
-        if not identity.principal:
-            return await run()
         if refusal := await self.take():
             return ToolOutcome(call.id, ToolResult.error(refusal, code="budget"))
-        outcome, completion = await run(), current_completion.get()
+        identity, outcome, completion = current_identity.get(), await run(), current_completion.get()
 
         def count(ended: ToolOutcome, _: float | None = None) -> None:
             self._count(identity, call.input, measure_result(ended.result)[1])

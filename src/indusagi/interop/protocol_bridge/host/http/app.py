@@ -228,14 +228,13 @@ class HostApp:
         identity = self._policy.identify(request)
         if identity is None:
             return self._access is not None and self._access.accept(request, self._tasks, self._admit)
-        self._admit(request, identity)
+        (self._admit if identity.principal else self._policy.admit)(request, identity)
         return True
 
     def _admit(self, request: HttpRequest, identity: ClientIdentity) -> None:
-        """Set a request's client, or refuse it."""
+        """Set a request's client, and count the request for its principal; or refuse it."""
         self._policy.admit(request, identity)
-        if identity.principal:
-            self._quota.count_request(identity)
+        self._quota.count_request(identity)
 
     def handle(self, request: HttpRequest) -> None:
         """Answer a request, or refuse it."""
