@@ -45,8 +45,8 @@ ACP_CANCELLATION = Cancellation(method="$/cancel_request", facts={}, code=-32800
 _MAX_REQUESTS = 256
 """Limit for concurrent requests: one prompt per session, and more."""
 _KEYS = (
-    "indus needs no sign-in: the keys of models come from the environment of the editor, such as ANTHROPIC_API_KEY "
-    "or OPENAI_API_KEY"
+    "indus needs no sign-in: it takes the key of a model from `indus models login`, or from ANTHROPIC_API_KEY or "
+    "OPENAI_API_KEY in the environment of the editor"
 )
 
 
