@@ -116,6 +116,7 @@ async def test_request_is_forwarded_with_its_owner_and_without_credentials() -> 
                 "body": "\xc3{}",
                 "owner": "01ff",
                 "principal": "ada",
+                "user": "",
                 "client_id": "c",
                 "scopes": ["a", "b"],
                 "view": "",

@@ -396,6 +396,21 @@ async def test_a_relay_locks_principals_out_and_takes_no_token(store: TokenStore
     assert book.find_end(ClientIdentity(principal="alice", credential="principal")) != ""
 
 
+async def test_next_to_access_tokens_a_token_is_a_user_of_its_own(store: TokenStore) -> None:
+    first, book = await put(store, "ci", created_ms=1), TokenBook(store)
+    await book.load()
+    alone = book.find(first, "")
+    book.has_users = True
+    shared = book.find(first, "")
+    second = await put(store, "ci", created_ms=2)
+    await book.load()
+    again = book.find(second, "")
+    assert isinstance(alone, ClientIdentity)
+    assert isinstance(shared, ClientIdentity)
+    assert isinstance(again, ClientIdentity)
+    assert (alone.user, len({alone.user, shared.user, again.user})) == ("", 3)
+
+
 async def test_a_locked_principal_and_the_name_of_a_token_are_refused_to_access_tokens(store: TokenStore) -> None:
     await put(store, "ci")
     await change(store, "alice", "principal", revoked_ms=1)

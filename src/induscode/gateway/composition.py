@@ -80,7 +80,7 @@ class GatewayParts:
 
             node = "" if context.node is None else context.node.info.node
             self.book = TokenBook(default=options.budget, node=node, grant=context.hooks.grant)
-            self.book.report = opening.record_client
+            self.book.report, self.book.has_users = opening.record_client, options.settings.auth is not None
         self.ready = anyio.Event()
         """Set once the first servers have listed their tools."""
         self.host = create_provider_host(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 from anyio import to_thread
 
-from indusagi.core.json import BYTES_PER_TOKEN, JsonObject, JsonValue
+from indusagi.core.json import BYTES_PER_TOKEN, JsonObject, JsonValue, compact_json
 from indusagi.core.tasks import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
@@ -72,6 +72,8 @@ class TokenBook:
         """Open the book of a gateway. A cluster has the name of this `node`, and a `grant` that all nodes share."""
         self.takes_tokens = True
         """False: only principals are locked out."""
+        self.has_users = False
+        """With access tokens, each user has its own sign-ins to servers: a named token gets nobody else's."""
         self.store = store or TokenStore()
         self.on_ended: Listeners[[]] = Listeners()
         self.on_changed: Listeners[[]] = Listeners()
@@ -113,6 +115,7 @@ class TokenBook:
         identity = ClientIdentity(
             owner=digest,
             principal=entry.name,
+            user=compact_json(["token", entry.name, entry.created_ms]) if self.has_users else "",
             scopes=frozenset(entry.scopes),
             credential="token",
             view=entry.view,
