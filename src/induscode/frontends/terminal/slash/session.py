@@ -92,7 +92,7 @@ async def _rewind(host: SlashHost, rest: str) -> None:
         host.screen.offer_draft(point.prompt)
     parts = [] if result.files is None else [f"{format_count(len(result.files.done), 'path')} restored"]
     parts += [describe_messages(result.messages)] if result.messages else []
-    host.screen.show(f"{'; '.join(parts) or 'nothing changed'}. Undo: /rewind, last entry")
+    host.screen.show(f"{'; '.join(parts) or 'nothing changed'}. Undo: /rewind, first entry")
     for path, reason in () if result.files is None else result.files.left:
         host.screen.show(f"{_shorten(host, path)} stays as it is: {reason}")
 
@@ -214,6 +214,8 @@ async def _show_cost(host: SlashHost, rest: str) -> None:
         cost = f"${usage.cost_usd:.2f}" if is_known else "unknown"
         rows.append((name, f"{usage.requests:,}", f"{usage.input_tokens:,}", f"{usage.output_tokens:,}", cost))
     host.print_table(("", "REQUESTS", "INPUT", "OUTPUT", "COST"), rows)
+    if total.cost_usd is None:
+        host.screen.show(f"no price known for {host.conversation.choice.label}")
     cached = total.cache_read_tokens
     if cached:
         host.screen.show(f"of the input, {format_count(cached, 'token')} came from the cache of the provider")
