@@ -312,6 +312,14 @@ def test_without_consent_nothing_runs_in_a_run_and_its_sub_agents(ran: HookRun) 
     assert not (ran.cwd / "ran").exists()
 
 
+def test_a_hook_sees_the_mode_and_the_conversation(ran: HookRun) -> None:
+    ran.hook("cat > input")
+    done = ran(calls("enter_plan_mode"), calls("ls"), says("planned"))
+    given = json.loads((ran.cwd / "input").read_text(encoding="utf-8"))
+    assert (given["permission_mode"], given["tool_name"], given["session_id"]) == ("plan", "LS", done["session_id"])
+    assert Path(given["transcript_path"]).is_file()
+
+
 def test_calls_of_sub_agents_pass_hooks(ran: HookRun) -> None:
     ran.hook("echo never >&2; exit 2", matcher="LS")
     done = ran(calls("task", objective="look"), calls("ls"), says("denied"), says("done"))

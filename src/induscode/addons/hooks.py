@@ -87,7 +87,7 @@ _CLAUDE_ARGUMENTS: Mapping[str, tuple[str, str]] = {
     "task": ("objective", "prompt"),
 }
 """Our name of an argument, and Claude Code's, by tool."""
-_MODES = {"ask": "default", "auto-edit": "acceptEdits", "all": "bypassPermissions"}
+_MODES = {"ask": "default", "auto-edit": "acceptEdits", "all": "bypassPermissions", "plan": "plan"}
 
 
 class HookError(CoreError):
@@ -285,7 +285,9 @@ class CommandHooks(Interceptor):
         """Path of the conversation's log."""
         self.source = "startup"
         """How the session began: `startup` or `resume`."""
-        self._cwd, self._mode = invocation.cwd, _MODES[invocation.approval]
+        self.find_mode: Callable[[], str] = lambda: invocation.approval
+        """Returns the approval mode, or `plan`."""
+        self._cwd = invocation.cwd
         self._shell = LocalShell(invocation.cwd, sandbox=Sandbox(mode=invocation.sandbox), has_reaper=True)
         self._directory = ""
         self._files: list[HookFile] = []
@@ -409,7 +411,7 @@ class CommandHooks(Interceptor):
             "session_id": self.session,
             "transcript_path": self.log,
             "cwd": self._cwd,
-            "permission_mode": self._mode,
+            "permission_mode": _MODES[self.find_mode()],
             "hook_event_name": hook.event,
             **({} if call is None else {"tool_use_id": f"call-{call.number}", "agent_id": call.agent}),
             **facts,

@@ -128,6 +128,9 @@ async def open_conversation(
         hooks = await to_thread.run_sync(partial(CommandHooks, invocation, enabled=not invocation.no_addons))
         stack.push_async_callback(hooks.aclose)
         hooks.report, hooks.session, hooks.log = warnings.report, transcript.id, transcript.path
+        checks = permissions.permissions
+        if checks is not None:
+            hooks.find_mode = lambda: "plan" if mode.active else checks.approval.value
         hooks.source = "resume" if transcript.messages() else "startup"
         warnings.extend(map(str, (*skills.notes, *hooks.notes)))
         # Take the snapshot before reading the files, so that edits during the read count as changes.
