@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
+from tests.support.waiting import until
 
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.handlers import current_server
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, current_identity
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.calls import current_conversation
 from induscode.gateway.content import GatewayContent
@@ -139,6 +141,21 @@ async def test_a_cancelled_task_is_looked_at_once_and_its_call_has_ended() -> No
     stage.server.answers["tasks/cancel"] = {**stage.server.task, "status": "cancelled"}
     assert (await stage.request("tasks/cancel", task))["taskId"] == task
     assert len(stage.server.asked) == 3
+
+
+async def test_tasks_of_a_client_that_lost_its_access_are_cancelled() -> None:
+    stage = Stage()
+    current_identity.set(ClientIdentity(owner=b"ada", principal="ada"))
+    await stage.add()
+    async with anyio.create_task_group() as tasks:
+        stage.server.follow(tasks)
+        stage.tasks.cancel(lambda identity: identity.principal == "bob")
+        stage.tasks.cancel(lambda identity: identity.principal == "ada")
+        await until(lambda: stage.ended != [])
+        stage.tasks.cancel(lambda identity: True)  # none runs any more
+        stage.server.follow(None)
+    assert [method for method, _ in stage.server.asked] == ["tasks/cancel", "tasks/get"]
+    assert [code for code, _, _ in stage.ended] == ["cancelled"]
 
 
 async def test_answers_of_a_client_are_spelt_as_the_server_asked() -> None:

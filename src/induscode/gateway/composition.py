@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -80,6 +81,7 @@ class GatewayParts:
 
             node = "" if context.node is None else context.node.info.node
             self.book = TokenBook(default=options.budget, node=node, grant=context.hooks.grant)
+            self.book.on_ended.add(partial(self.tasks.cancel, self.book.find_end))
             self.book.report, self.book.has_users = opening.record_client, options.settings.auth is not None
         self.ready = anyio.Event()
         """Set once the first servers have listed their tools."""

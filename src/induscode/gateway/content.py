@@ -339,12 +339,12 @@ class GatewayContent:
         book = None if method == "completion/complete" else self._book
         if book is not None and (refusal := await book.take()):
             raise RpcError(_REFUSED, refusal)
-        result = await self._answer(self._content, method, params, on_progress)
+        result = await self._fetch(self._content, method, params, on_progress)
         if book is not None:
             book.count_content(params, result)
         return result
 
-    async def _answer(
+    async def _fetch(
         self, content: ServerContent, method: str, params: JsonObject, on_progress: ProgressSink | None
     ) -> JsonObject:
         server = ""

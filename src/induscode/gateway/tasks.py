@@ -17,6 +17,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -36,14 +37,16 @@ from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, TaskExchange
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, parse_call_result, to_tool_result
 from indusagi.interop.protocol_bridge.fleet import send_past_move
+from indusagi.interop.protocol_bridge.host.identity import current_identity
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.interop.protocol_bridge.uris import convert_blocks, convert_result
-from indusagi.runtime.calls import current_conversation
+from indusagi.runtime.calls import current_conversation, current_user
 from indusagi.runtime.contract import ProgressSink, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.host.catalog import TaskListener
+    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.calls import CallCompletion
     from induscode.cluster.sessions import SealedTask, TaskHandles
     from induscode.gateway.content import GatewayContent
@@ -59,6 +62,8 @@ _ID_BYTES = 24
 _CREATED_TOLERANCE_S = 0.01
 """Creation times closer than this are equal: servers may round them."""
 _MAX_ID_CHARS = 1_024
+_CANCEL_S = 30.0
+"""How long a server may take to cancel a task whose client has lost its access."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +85,8 @@ class HeldTask:
     """Last state sent to the clients following it."""
     conversation: str | None = None
     """The conversation whose call created it, if that was here."""
+    identity: ClientIdentity | None = None
+    """The client that created it, if that was here."""
 
 
 class GatewayTasks:
@@ -166,7 +173,7 @@ class GatewayTasks:
             held.row = replace(row, id=earlier.row.id)
         if earlier is not None:  # the server restarted and counts from one: the old task is gone
             self._forget(earlier)
-        held.conversation = current_conversation.get()
+        held.conversation, held.identity = current_conversation.get(), current_identity.get()
         held.completion, held.listeners = exchange.completion, [] if listener is None else [listener]
         row = held.row
         self._hold(held)
@@ -227,6 +234,18 @@ class GatewayTasks:
         if held.conversation != current_conversation.get():
             self.on_adopted(held.row.server)
         return held
+
+    def cancel(self, is_meant: Callable[[ClientIdentity], object]) -> None:
+        """Cancel the running tasks that some clients created here, as far as their servers answer."""
+
+        async def cancel(task_id: str, identity: ClientIdentity) -> None:
+            current_user.set(identity.user)
+            with suppress(RpcError), anyio.move_on_after(_CANCEL_S):
+                await self.request("tasks/cancel", {"taskId": task_id}, identity.owner)
+
+        for held in [*self._held.values()]:
+            if held.completion is not None and held.identity is not None and is_meant(held.identity):
+                self._content.start_soon(cancel, held.row.id, held.identity)
 
     def find_server(self, task_id: JsonValue) -> str | None:
         """Return the server of a task that this process knows or whose handle it can open."""
