@@ -10,6 +10,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,7 @@ def test_no_secret_leaves_the_way_to_its_service(tmp_path: Path) -> None:
             *(state / "credentials").iterdir(),
             *(state / "secrets").iterdir(),
         ]
+        use_unconfigured(aviary, cwd, rows["dies"]["args"])
         aviary.see("telemetry", *gossip.exported)
         arrived = {source for source, _ in aviary.find(list_arrivals(gossip, model, diary, token, created))}
     for folder in (Path(os.environ["HOME"]), cwd, temporary):
@@ -325,6 +327,17 @@ def use_commands(aviary: Aviary, cwd: Path, variables: Mapping[str, str], names:
     for name in ("talks", "dies", "babbles", "unsigned"):
         for word in ("get", "logs"):
             see_command(aviary, "mcp", word, name, cwd=cwd, **variables)
+
+
+def use_unconfigured(aviary: Aviary, cwd: Path, args: Sequence[str]) -> None:
+    """Try a server whose secrets are in the command itself, and add it."""
+    target = [sys.executable, *("talks" if word == "dies" else word for word in args)]
+    variable = ("-e", f"TELL_API_KEY={aviary.plant('variable of a row')}")
+    for words in (("try", "--call", "err"), ("try", "--json", "--call", "fail"), ("mcp", "add", "new", "--no-check")):
+        see_command(
+            aviary, *words, *variable, *(("--sandbox", "off") if words[0] == "try" else ()), "--", *target, cwd=cwd
+        )
+    see_command(aviary, "call", "--stdio", shlex.join(target), "err", cwd=cwd)
 
 
 def see_session(aviary: Aviary, cwd: Path, variables: Mapping[str, str]) -> None:

@@ -54,6 +54,7 @@ from induscode.deck.mcp.capability import build_behaviour, definition_pin
 from induscode.launch.options import flags, read_invocation
 from induscode.search.options import estimate_definition
 from induscode.servers.config.dialects import UnresolvedVariableError
+from induscode.servers.config.trust import show_arguments, show_url
 from induscode.servers.config.writer import own_config_path, read_own_config
 from induscode.servers.plan import build_fields, digest_place, parse_server_row, suggest_name
 
@@ -241,7 +242,7 @@ class _Attempt:
         print_line(
             f"{self.package or self.name}: {' '.join(names)}, protocol {facts.get('protocol')}, {trial.start_ms} ms"
         )
-        for line in _describe_row(self.fields, self._build_config(self.fields)):
+        for line in _describe_row(self._build_config(self.fields)):
             print_line(f"  {line}")
         print_notes(trial.notes)
         _print_tools(trial)
@@ -356,7 +357,7 @@ class _Attempt:
             [ref.kind, ref.name, definition_pin(raw)] for ref, raw in sorted(self._list_pins(trial).items(), key=str)
         ]
         lines = [
-            *_describe_row(self.fields, self._build_config(self.fields)),
+            *_describe_row(self._build_config(self.fields)),
             f"approves: {format_count(len(trial.definitions), 'definition')} as listed",
         ]
         if trial.behaviour is not None:
@@ -393,7 +394,7 @@ class _Attempt:
             offered = {**trial.as_json(), "digest": self._build_consent(trial).digest}
         return {
             "target": str(self.package or self.name),
-            "row": {key: value for key, value in self.fields.items() if key not in {"env", "headers"}},
+            "row": _hide_row(self.fields),
             **offered,
             "findings": [finding.as_json() for finding in self.findings],
             "former": None if former is None else str(former),
@@ -417,13 +418,24 @@ def _choose_name(invocation: Invocation, wanted: str | None, suggested: str) -> 
     return wanted or next(name for name in names if name not in taken)
 
 
-def _describe_row(fields: JsonObject, config: ServerConfig) -> Sequence[str]:
+def _hide_row(fields: JsonObject) -> JsonObject:
+    """Return a row without secrets, for display."""
+    shown = {key: value for key, value in fields.items() if key not in {"env", "headers"}}
+    if isinstance(args := fields.get("args"), list):
+        shown["args"] = [*show_arguments([str(word) for word in args], "shell")]
+    if isinstance(url := fields.get("url"), str):
+        shown["url"] = show_url(url, "shell")
+    return shown
+
+
+def _describe_row(config: ServerConfig) -> Sequence[str]:
     """Describe what starts, and what it may touch."""
     if not isinstance(config, StdioServerConfig):
-        return [f"address: {fields['url']}"]
+        return [f"address: {show_url(config.url)}"]
     profile = config.sandbox
     touches = "off: whatever you may" if profile is None else profile.describe()
-    return [f"command: {shlex.join((config.command, *config.args))}", f"sandbox: {touches}"]
+    command = shlex.join((config.command, *show_arguments(config.args, "none")))
+    return [f"command: {command}", f"sandbox: {touches}"]
 
 
 def _print_tools(trial: Trial) -> None:

@@ -20,7 +20,7 @@ from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets import hide_in_urls
+from indusagi.core.secrets import hide_in_urls, holds_secret
 from indusagi.interop.protocol_bridge.contract import (
     CLUSTER_PREFIX,
     QUALIFIER,
@@ -28,6 +28,7 @@ from indusagi.interop.protocol_bridge.contract import (
     ServerConfig,
     StdioServerConfig,
 )
+from indusagi.interop.protocol_bridge.redaction import find_option_secrets
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import print_status
 from induscode.core.consent import ConsentState, digest_facts
@@ -466,7 +467,9 @@ def suggest_name(target: Sequence[str]) -> str:
     if target[0].lower().startswith(("http://", "https://")):
         base = urlsplit(target[0]).hostname or ""
     else:
-        base = next((word for word in reversed(target) if re.search("[A-Za-z]{3}", word)), "")
+        secrets = {index for index, _, _ in find_option_secrets(target)}
+        words = [word for index, word in enumerate(target) if index not in secrets and not holds_secret(word)]
+        base = next((word for word in reversed(words) if re.search("[A-Za-z]{3}", word)), "")
     return re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(base.rstrip("/")))[:24].strip("-") or "server"
 
 

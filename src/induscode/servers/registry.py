@@ -22,7 +22,7 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.net.address import FetchError, HttpPolicy, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient
 from induscode.core.consent import Consent, build_consent
-from induscode.servers.config.trust import steers_code
+from induscode.servers.config.trust import show_arguments, show_url, steers_code
 
 EXACT_VERSIONS = {
     # A partial version (`1.2`) is a range on npm and exact on PyPI: https://semver.org/,
@@ -98,9 +98,10 @@ class Installation:
     def shown(self) -> str:
         """The command or address, for display."""
         if "url" in self.fields:
-            return str(self.fields["url"])
+            return show_url(str(self.fields["url"]), "shell")
         words = self.fields["args"]
-        return shlex.join((str(self.fields["command"]), *map(str, words if isinstance(words, list) else ())))
+        args = [str(word) for word in words] if isinstance(words, list) else []
+        return shlex.join((str(self.fields["command"]), *show_arguments(args, "shell")))
 
     def describe(self, server: RegistryServer, registry: str, name: str, about: str = "") -> Consent:
         """Build the prompt for adding a server under a name. `about` is a line about its sandbox."""
