@@ -75,6 +75,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "approvals.mode": ("ask", "ask", ["yes", True, None]),
     "approvals.wait_s": (60, 60, [0, "60", 100_000]),
     "approvals.notify": (["say", "it"], ("say", "it"), [[], [1], "mail", "ftp://x", None]),
+    "approval.harmless": (False, False, ["no", 0, None]),
     "flow.mode": ("deny", "deny", ["yes", True, None]),
     "serve.views": (
         {"phone": {"servers": ["git*"], "read_only": True}},

@@ -242,6 +242,13 @@ def _tighten_flow(user: Any, project: Any) -> Any:
     return max(user or "ask", project, key=_FLOW_MODES.index) if user or project in {"ask", "deny"} else user
 
 
+APPROVAL_HARMLESS = Setting(
+    "approval.harmless",
+    "Whether commands that only read the workspace run without a question, in a sandbox without writes and network.",
+    default=True,
+    values=_SWITCH,
+    tighten=lambda user, project: user and project,
+)
 FLOW_MODE: Setting[Any] = Setting(
     "flow.mode",
     "A call that would send data out after private and untrusted data were read: runs (off), runs and is recorded "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.records import record
-from induscode.launch.settings import FLOW_MODE
+from induscode.launch.settings import APPROVAL_HARMLESS, FLOW_MODE
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -115,6 +115,7 @@ def load_permissions(
         plan=mode,
         store=store,
         entry=entry,
+        harmless=mode is not None and invocation.settings.get(APPROVAL_HARMLESS),
         flow=open_guard(invocation),
     )
     if mode is not None:

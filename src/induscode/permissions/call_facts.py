@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.files.policy import PathPolicy, PathRequest, default_protected_paths
-from indusagi.capabilities.ports import Fs, PathRefused, Refusal, SandboxState
+from indusagi.capabilities.ports import Fs, PathRefused, Refusal, SandboxState, Shell
 from indusagi.capabilities.registry import PreparingTool
 from indusagi.capabilities.tool import ChangePreview, PreviewCall, prepare_call
 from indusagi.capabilities.tools.paths import path_given
@@ -28,6 +28,7 @@ from indusagi.runtime.calls import current_client
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.contract import Capability, TargetedCard, is_foreign, iter_layers
 from induscode.permissions.rules import ACTION_TOOL
+from induscode.permissions.shell.harmless import find_reads, is_trusted
 from induscode.permissions.shell.parse import Script, parse_command
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class CallFacts:
     pin: str | None = None
     card: Capability | None = field(default=None, compare=False, repr=False)
     """The card of a server's tool."""
+    reads: tuple[PathFact, ...] | None = None
+    """The paths that a harmless command may read; `None` if it may do more than that."""
     sandbox: SandboxState | None = None
     """The sandbox of a command; `None` without a command or if the shell doesn't report one."""
     principal: str = ""
@@ -148,6 +151,15 @@ class SandboxedShell(Protocol):
 
     async def sandbox_state(self) -> SandboxState:
         """Return the sandbox that the next command will run in."""
+        ...
+
+
+@runtime_checkable
+class ConfinableShell(Protocol):
+    """A shell that can keep commands from writing and from the network."""
+
+    def confine(self) -> Shell:
+        """Return the shell for such commands."""
         ...
 
 
@@ -296,7 +308,27 @@ async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | N
             paths.append(await _resolve_path(ctx, full, writing=redirect.writes))
     shell = ctx.shell
     state = await shell.sandbox_state() if isinstance(shell, SandboxedShell) else None
-    return replace(facts, script=script, paths=tuple(dict.fromkeys(paths)), sandbox=state)
+    facts = replace(facts, script=script, paths=tuple(dict.fromkeys(paths)), sandbox=state)
+    if facts.tool != "bash" or facts.arguments.get("background") or state is None or state.kind != "bubblewrap":
+        return facts
+    return replace(facts, reads=await _list_reads(facts, script, ctx, folders[-1]))
+
+
+async def _list_reads(facts: CallFacts, script: Script, ctx: ToolContext, start: str) -> tuple[PathFact, ...] | None:
+    """List the paths that a harmless command may read, or return `None` if it isn't harmless."""
+    reads = find_reads(script)
+    if reads is None:
+        return None
+    folders = [start] if reads.folder is None else [start, _join_path(start, reads.folder)]
+    if not await to_thread.run_sync(is_trusted, script, reads, facts.workspace, folders):
+        return None
+    paths = [".", *reads.paths] if reads.folder is None else [".", reads.folder, *reads.paths]
+    found = [
+        replace(await _resolve_path(ctx, _join_path(folder, path), writing=False), tree=True)
+        for path in paths
+        for folder in folders
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 async def _resolve_path(ctx: ToolContext, given: str, *, writing: bool) -> PathFact:

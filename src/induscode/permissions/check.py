@@ -27,6 +27,7 @@ from induscode.deck.contract import Capability, CardWrapper, iter_layers
 from induscode.permissions import UnansweredError
 from induscode.permissions.call_facts import (
     CallFacts,
+    ConfinableShell,
     PathGrant,
     gather_facts,
     identify_card,
@@ -79,6 +80,8 @@ class CheckResult:
     code: str = "denied"
     facts: CallFacts | None = None
     """The checked facts, with the arguments to run with."""
+    confined: bool = False
+    """Whether it must run without writes and network, as a harmless command."""
     answer: ToolResult | None = None
     """The result of a call that needs no answer of the user, because it changes nothing."""
 
@@ -105,6 +108,7 @@ class Permissions:
         store: Stores answers given for "always". Without it, they last for the session.
         limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox.
             Without an approver, a denial gives this sentence as the cause.
+        harmless: Whether commands that only read run without a question, in a sandbox without writes and network.
         flow: Knows what the conversation has read, if calls that send data out are guarded.
         entry: The function with `allow` and `approval` parameters to name in remedies, instead of flags.
     """
@@ -118,13 +122,14 @@ class Permissions:
         plan: PlanMode | None = None,
         store: RuleStore | None = None,
         limits: str | None = None,
+        harmless: bool = False,
         entry: str = "",
         flow: FlowGuard | None = None,
     ) -> None:
         self._entry = entry
         self.flow = flow
         self._rules = tuple(rules)
-        self._limits = limits
+        self._limits, self._harmless = limits, harmless
         self.approver = approver
         self.approval = self._first_approval = approval
         self._plan = plan
@@ -261,6 +266,9 @@ class Permissions:
             return result.to_result()
         if (wait := current_wait.get()) is not None:
             wait.allowed_by = result.by
+        if result.confined:
+            assert isinstance(ctx.shell, ConfinableShell)
+            ctx = replace(ctx, shell=ctx.shell.confine())
         call = None if self.flow is None else self.flow.describe_call(facts)
         if not facts.paths and facts.script is None:
             return await run_admitted(self.flow, call, card, facts.arguments, ctx)
@@ -318,7 +326,12 @@ class Permissions:
 
     async def _decide(self, facts: CallFacts) -> Decision:
         is_planning = self._plan is not None and self._plan.active
-        context = PolicyContext(approval=self.approval, plan=is_planning, limits=self._limits is not None)
+        context = PolicyContext(
+            approval=self.approval,
+            plan=is_planning,
+            harmless=self._harmless and self._limits is None,
+            limits=self._limits is not None,
+        )
         rules = self._rules
         if not facts.paths and facts.script is None:
             return self._guard_flow(facts, decide_call(facts, rules, context))
@@ -433,13 +446,13 @@ class Permissions:
 def _to_result(facts: CallFacts, decision: Decision, approval: ApprovalMode) -> CheckResult:
     if decision.effect is Effect.DENY:
         return _deny(facts, decision, "it is denied")
-    by = ", ".join(map(attrgetter("reason"), decision.rules))
+    by = "harmless" if decision.confined else ", ".join(map(attrgetter("reason"), decision.rules))
     is_edit = approval is ApprovalMode.AUTO_EDIT and any(path.writing for path in facts.paths)
     if decision.reasons or (is_edit and not by):
         by = f"--approval {approval.value}"
     if decision.noted:
         by = f"{by}, noted: {decision.noted}".removeprefix(", ")
-    return CheckResult(allowed=True, by=by, facts=facts)
+    return CheckResult(allowed=True, by=by, facts=facts, confined=decision.confined)
 
 
 def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:

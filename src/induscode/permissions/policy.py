@@ -6,6 +6,7 @@ Deny rules come first, then plan mode, then ask rules and doubts, then allow rul
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,8 @@ class PolicyContext:
     approval: ApprovalMode = ApprovalMode.ASK
     plan: bool = False
     """Whether plan mode is on."""
+    harmless: bool = False
+    """Whether commands that only read run without asking, in a sandbox without writes and network."""
     limits: bool = False
     """Whether these permissions only restrict others, which check the sandbox."""
 
@@ -94,13 +97,16 @@ class Decision:
     """Reasons why a deny rule could apply to a command, which need an answer in every mode."""
     flow: str = ""
     """Why the flow guard wants an answer; one of the reasons."""
+    confined: bool = False
+    """Whether it's allowed as a harmless command, and must run without writes and network."""
     noted: str = ""
     """What the flow guard only records."""
 
 
 def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext) -> Decision:
     """Decide on a call. For a call with paths, this resolves symbolic links in the paths of rules."""
-    relevant = [rule for rule in rules if _is_relevant(rule, facts)]
+    all_rules = (*rules,)
+    relevant = [rule for rule in all_rules if _is_relevant(rule, facts)]
     objections = [(rule, _match_objection(rule, facts)) for rule in relevant if rule.effect is not Effect.ALLOW]
     denials = [
         explain_rule(rule, facts)
@@ -140,6 +146,10 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
     allowing = [rule for rule in relevant if rule.effect is Effect.ALLOW]
     needs, rules = _list_needs(facts, allowing, context)
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
+    asks_for_commands = not firm and not undecided and all(need.command is not None for need in needs)
+    if reasons and asks_for_commands and context.harmless and context.approval is not ApprovalMode.ALL:
+        if _is_harmless(facts, all_rules):
+            return Decision(effect=Effect.ALLOW, confined=True)
     if not reasons:
         return Decision(effect=Effect.ALLOW, rules=tuple(dict.fromkeys(rules)))
     is_unasked = context.approval is ApprovalMode.ALL and not undecided
@@ -151,6 +161,19 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         asked_by_rule=asked_by_rule,
         undecided=tuple(undecided),
     )
+
+
+def _is_harmless(facts: CallFacts, rules: Sequence[Rule]) -> bool:
+    """Return whether a command only reads files that the tools for reading may read without a question."""
+    if facts.reads is None or any(path.refusal or path.problem for path in facts.reads):
+        return False
+    for tool in ("read", "ls", "grep", "find"):
+        reading = replace(facts, tool=tool, kind=CallKind.FILE, script=None, paths=facts.reads)
+        for rule in rules:
+            is_objection = rule.effect is not Effect.ALLOW and _is_relevant(rule, reading)
+            if is_objection and _match_objection(rule, reading) is not PatternMatch.NO:
+                return False
+    return True
 
 
 def find_total_denial(facts: CallFacts, rules: Iterable[Rule], *, is_whole: bool = False) -> Rule | None:

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,21 @@ _DRAIN_S = 0.1
 _LONGEST_ARGUMENT = 128 * 1024 - 1
 """Linux's limit on a single argument (`MAX_ARG_STRLEN`, execve(2))."""
 _SHELLS = ("/bin/bash", "/bin/sh")
+_GIT_SETTINGS = {
+    "core.fsmonitor": "false",
+    "core.hooksPath": "/dev/null",
+    "diff.ignoreSubmodules": "all",
+    "status.submoduleSummary": "false",
+    "log.showSignature": "false",
+}
+"""Override those of a repository: https://git-scm.com/docs/git-config."""
+_GIT_VARIABLES = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_PAGER": "cat",
+    "GIT_CONFIG_COUNT": str(len(_GIT_SETTINGS)),
+    **{f"GIT_CONFIG_KEY_{index}": key for index, key in enumerate(_GIT_SETTINGS)},
+    **{f"GIT_CONFIG_VALUE_{index}": value for index, value in enumerate(_GIT_SETTINGS.values())},
+}
 
 
 class LocalProcess:
@@ -193,6 +209,7 @@ class LocalShell:
         cwd: The workspace, where commands start.
         sandbox: Restrictions on commands.
         allowed_variables: Variables to pass on even though they look like secrets.
+        variables: Set for every command.
         has_reaper: Start a second process that terminates the commands if this one gets killed.
     """
 
@@ -203,12 +220,34 @@ class LocalShell:
         sandbox: Sandbox | None = None,
         allowed_variables: Iterable[str] = (),
         has_reaper: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._cwd = cwd
         self._has_reaper = has_reaper
         self._reaper: Reaper | None = None
         self._is_used = False
-        self._backend = SandboxBackend(sandbox or Sandbox(), cwd, frozenset(allowed_variables))
+        self._sandbox, self._allowed = sandbox or Sandbox(), frozenset(allowed_variables)
+        self._backend = SandboxBackend(self._sandbox, cwd, self._allowed)
+        self._variables = variables or {}
+        self._confined: LocalShell | None = None
+
+    def confine(self) -> LocalShell:
+        """Return a shell whose commands only run in bubblewrap, without network, and can only write temporary files.
+
+        git starts none of the programs that the settings of a repository may name there.
+        """
+        if self._confined is None:
+            sandbox = replace(
+                self._sandbox, mode="required", network=False, read_only=True, writable=(), mechanisms=("bubblewrap",)
+            )
+            self._confined = LocalShell(
+                self._cwd,
+                sandbox=sandbox,
+                allowed_variables=self._allowed,
+                has_reaper=self._has_reaper,
+                variables=_GIT_VARIABLES,
+            )
+        return self._confined
 
     async def exec(
         self,
@@ -269,7 +308,7 @@ class LocalShell:
             if self._reaper is None:
                 self._reaper = Reaper()
             await to_thread.run_sync(self._reaper.start)
-        starting = _start(self._backend, command, folder, env or {}, paths, with_input)
+        starting = _start(self._backend, command, folder, {**self._variables, **(env or {})}, paths, with_input)
         return await run_shielded(starting, "start a command", undo=discard)
 
     async def sandbox_state(self) -> SandboxState:
@@ -284,6 +323,8 @@ class LocalShell:
             if self._reaper is not None:
                 self._reaper.close()
 
+        if self._confined is not None:
+            await self._confined.aclose()
         if self._is_used:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(close)
