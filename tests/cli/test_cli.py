@@ -117,7 +117,6 @@ def test_the_module_is_the_command() -> None:
             ["-p", "--base-url", "http://127.0.0.1:9"],
             '-p needs a prompt before --base-url: indus -p "…" --base-url. See',
         ),
-        (["-p", "--model"], '-p needs a prompt before --model: indus -p "…" --model. See'),
         (["-p", "one", "and two"], "-p has a prompt already, so 'and two' is one too many. See"),
         (["--cwd"], "Option '--cwd' requires an argument. See"),
         (["--cwd", "nowhere"], "'--cwd': 'nowhere': No such file or directory. See"),

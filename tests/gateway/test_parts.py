@@ -202,6 +202,7 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
 
         def __init__(self, *_: object) -> None:
             self.calls = SimpleNamespace(close=self.close)
+            self.tokens = SimpleNamespace(store=SimpleNamespace(close=list))
 
         async def close(self) -> None:
             said.append("closed")

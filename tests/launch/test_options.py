@@ -81,7 +81,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Invocation]:
     """Collect the invocations of the sessions that `indus` would open on a terminal."""
     sessions: list[Invocation] = []
 
-    def open_session(invocation: Invocation) -> int:
+    def open_session(invocation: Invocation, first: str = "") -> int:
         sessions.append(invocation)
         return 0
 

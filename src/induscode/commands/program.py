@@ -85,7 +85,6 @@ class _Indus(CommandGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        _refuse_flag_as_prompt(ctx)
         if args and len(args[0].split()) > 1:
             return "", _session, args
         try:
@@ -93,6 +92,10 @@ class _Indus(CommandGroup):
         except click.UsageError as exc:
             if args[0] in self.table or "Did you mean" in exc.message:
                 raise
+            prompt = ctx.params.get("print")
+            if prompt in {name for spec in flag_specs() for name in (spec.name, *spec.aliases)}:
+                message = f"-p needs a prompt before {prompt}: {_PROMPT} {prompt}"
+                raise click.UsageError(message, ctx) from None
             raise click.UsageError(f"{exc.message}. To ask a model: indus -p {shlex.quote(args[0])}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -124,15 +127,7 @@ def _indus(context: click.Context, **_: object) -> int:
     invocation = read_invocation(context)
     if invocation.prompt is None:
         return _open_session(context, invocation)
-    _refuse_flag_as_prompt(context)
     return _run_agent(invocation)
-
-
-def _refuse_flag_as_prompt(context: click.Context) -> None:
-    """Refuse `indus -p --model NAME`, where the flag counts as the prompt."""
-    prompt = str(context.params.get("print"))
-    if prompt.partition("=")[0] in {name for spec in flag_specs() for name in (spec.name, *spec.aliases)}:
-        raise click.UsageError(f"-p needs a prompt before {prompt}: {_PROMPT} {prompt}", context)
 
 
 @click.command(params=[build_option(spec) for spec in flag_specs()], hidden=True)
