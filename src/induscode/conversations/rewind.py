@@ -78,7 +78,8 @@ def list_rewind_points(
 
     Rewinding to a hidden point is valid too, for example to restore a file that the first attempt skipped.
     """
-    points = find_rewind_points(transcript.rows(), checkpoints.changed_paths)
+    changed = checkpoints.list_changed_paths()
+    points = find_rewind_points(transcript.rows(), lambda node: changed.get(node, ()))
     visible = {index for index, _ in transcript.visible_rows()}
     return [point for point in points if hidden or point.row in visible]
 

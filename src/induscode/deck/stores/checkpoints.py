@@ -221,6 +221,10 @@ class FileCheckpoints:
         """List the paths that differ after a node."""
         return [*self._find_changes().get(node, ())]
 
+    def list_changed_paths(self) -> Mapping[str, Sequence[str]]:
+        """List the paths that differ after each node."""
+        return {node: [*paths] for node, paths in self._find_changes().items()}
+
     def count_lines(self, node: str) -> tuple[int, int]:
         """Count the lines that a node added and removed, of files whose versions are known."""
         added = removed = 0
