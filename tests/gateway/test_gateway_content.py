@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
 from tests.gateway.test_parts import offered, open_content, prompt
+from tests.interop.test_users import acting
 
 from indusagi.interop.protocol_bridge.client.handlers import current_server
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault, RemoteToolRef
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.runtime.calls import current_user
 from induscode.deck.mcp.content import ContentRefused
 from induscode.gateway.content import GatewayContent
 
@@ -235,6 +238,8 @@ class Endpoint:
 class Client:
     """A client with a handshake."""
 
+    user = ""
+
     def __init__(self, level: str | None = None, **capabilities: Any) -> None:
         self.log_level = self.level_set = level
         self.capabilities = capabilities
@@ -414,3 +419,37 @@ async def test_a_skill_that_nobody_has_is_an_invalid_parameter(method: str) -> N
     with pytest.raises(RpcError, match="one note:1 has changed") as refused:
         await content.request(method, {"uri": "indus://one/note:1"})
     assert refused.value.code == -32602
+
+
+async def test_updates_and_roots_stay_with_the_user_of_a_session() -> None:
+    content, _ = open_two()
+    fleet = cast("Any", content._bridge).fleet
+
+    def name_session(server: str) -> str:
+        return f"{server} of {current_user.get()}" if current_user.get() else server
+
+    fleet.name_session = name_session
+    heard: list[str] = []
+    for user in ("alice", "bob", ""):
+        with acting(user):
+            await content.subscribe("indus://one/note:1", partial(heard.append, user))
+            client = Client(roots={})
+            client.user = user
+            content.add_client(cast("Any", client))
+    for user in ("alice", "", "bob", "carol"):
+        with acting(user):
+            token = current_server.set("one")
+            content.receive("notifications/resources/updated", {"uri": "note:1"})
+            found = [client.user for client in content._with_roots("one")]
+            current_server.reset(token)
+            assert found == ([user] if user in {"alice", "bob"} else [] if user else ["alice", "bob", ""])
+    assert heard == ["alice", "", "bob"]
+    endpoint = Endpoint()
+    async with follow(content, endpoint):
+        fleet.find_session = {"one of bob": endpoint}.get
+        with acting("bob"):
+            content.restore_user(cast("Any", endpoint), "bob")
+        with acting("carol"):
+            content.restore_user(cast("Any", endpoint), "carol")
+    assert endpoint.told[-1:] == [("watch", "note:1")]
+    assert len([one for one in endpoint.told if one[0] == "watch"]) == 1

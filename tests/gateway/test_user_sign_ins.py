@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import asynccontextmanager
+import shutil
+import socket
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,10 @@ import pytest
 from anyio import to_thread
 from tests.commands.helpers import configured, user_file
 from tests.commands.serving import serving
-from tests.gateway.test_auth import request
+from tests.gateway.test_auth import request, text
 from tests.sign_in.test_servers import BrowserPerson, configure
 from tests.support.authlib_server import PERSON
+from tests.support.broker import broker_process
 from tests.support.issuer import Issuer, running_issuer
 from tests.support.protected import stored_sign_in
 from tests.support.protected_server import Site, protected_site, sign_in_by_http
@@ -34,7 +37,7 @@ from indusagi.interop.auth.storage import KEY_VARIABLE
 from induscode.gateway.user_sign_ins import UserCredentials, list_stored
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from tests.commands.serving import Gateway
 
@@ -117,9 +120,10 @@ async def opened_world(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGe
                 await world.aclose()
 
 
-def read_state() -> bytes:
-    """Read every file below the state directory."""
-    return b"".join(path.read_bytes() for path in Path(state_dir()).rglob("*") if path.is_file())
+def read_state(folder: Path | None = None) -> bytes:
+    """Read every file below the state directory, or another one."""
+    paths = (folder or Path(state_dir())).rglob("*")
+    return b"".join(path.read_bytes() for path in paths if path.is_file())
 
 
 def last(response: httpx2.Response) -> dict[str, Any]:
@@ -166,6 +170,25 @@ async def test_a_leaver_is_signed_out_everywhere(tmp_path: Path, monkeypatch: py
         for browser in people.values():
             await browser.log_in()
             await browser.sign_in()
+        token = {"authorization": f"Bearer {world.issuer.mint(world.url, sub='boss')}"}
+        listed = await world.http.get(f"{people['bob'].page}/sign-ins", headers=token)
+        assert all(f">{name}<" in listed.text for name in people)
+        form = {"form_key": "", "server": "crm", "user": compact_json([world.issuer.url, "dave"]), "action": "sign-out"}
+        await people["bob"].log_in()
+        # The page signs others out for an operator alone.
+        bobs = await people["bob"].http.get(f"{people['bob'].page}/sign-ins")
+        assert "carol" not in bobs.text
+        refused = await people["bob"].send(
+            bobs, action="sign-out", server="crm", user=compact_json([world.issuer.url, "alice"])
+        )
+        assert refused.status_code == 403
+        assert shown(await world.call("alice")) == "alice"
+        await world.browse("dave").log_in()
+        await world.browsers[-1].sign_in()
+        assert shown(await world.call("dave")) == "dave"
+        done = await world.http.post(f"{people['bob'].page}/sign-ins", data=form, headers=token)
+        assert "Signed out of crm" in done.text
+        assert "needs a sign-in" in shown(await world.call("dave"))
         # Bob signs out on the page, the operator signs Carol out, and Alice is locked out.
         page = await people["bob"].http.get(f"{people['bob'].page}/sign-ins")
         assert "Signed out of crm" in (await people["bob"].send(page, action="sign-out", server="crm")).text
@@ -276,3 +299,53 @@ def test_a_sign_in_of_a_user_is_never_stored_as_plain_text(monkeypatch: pytest.M
     with pytest.raises(AuthFault, match="stored sealed only"):
         asyncio.run(store.save(stored_sign_in("http://127.0.0.1:1/mcp")))
     assert not list_stored()
+
+
+@pytest.mark.process
+async def test_a_user_signs_in_once_for_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with broker_process(tmp_path / "broker") as broker, socket.create_server(("127.0.0.1", 0)) as held:
+        public = f"http://127.0.0.1:{held.getsockname()[1]}/mcp"
+        held.close()
+        made = await to_thread.run_sync(lambda: run("cluster", "init", "--cluster", broker.url, cwd=tmp_path))
+        assert made.returncode == 0, made.stderr
+        async with AsyncExitStack() as stack:
+            issuer = await stack.enter_async_context(running_issuer())
+            site = await stack.enter_async_context(protected_site())
+            await BrowserPerson().sign_in(configure(site.server.url))
+            configured(user_file(), {"crm": {"url": site.server.url, "auth": {"per_user": True}}})
+            home, urls = Path(state_dir()), dict[str, str]()
+            for name in ("a", "b"):
+                state = await to_thread.run_sync(partial(shutil.copytree, home, tmp_path / name / "indus"))
+                address = public.removeprefix("http://").removesuffix("/mcp") if name == "a" else "127.0.0.1:0"
+                words = ("--http", address, "--auth", issuer.url, "--public-url", public, "--profile", "none")
+                node = ("--cluster", broker.url, "--node", name)
+                started = serving(*words, *node, cwd=tmp_path, XDG_STATE_HOME=str(state.parent))
+                gateway = stack.enter_context(started)
+                await until(partial(_has_tools, gateway))
+                urls[name] = re.findall(r"serving at (\S+)", gateway.said())[0]
+            world = World(public, gateway, issuer, site)
+            stack.push_async_callback(world.aclose)
+            alice = world.browse("alice")
+            await alice.log_in()
+            await alice.sign_in()
+            token = issuer.mint(public, sub="alice")
+            call = partial(request, world.http, method="tools/call", token=token, name="crm__whoami", arguments={})
+            await until_says(partial(call, url=urls["b"]), "alice")
+            page = await alice.http.get(f"{alice.page}/sign-ins")
+            assert "Signed out of crm" in (await alice.send(page, action="sign-out", server="crm")).text
+            await until_says(partial(call, url=urls["b"]), "needs a sign-in")
+            stored = await to_thread.run_sync(read_state, tmp_path)
+            tokens = [issued.access.encode() for issued in site.issuer.tokens if issued.user == "alice"]
+            assert tokens
+            assert not any(token in stored for token in tokens)
+
+
+def _has_tools(gateway: Gateway) -> bool:
+    return "1 tool from" in gateway.said()
+
+
+async def until_says(call: Callable[[], Awaitable[httpx2.Response]], wanted: str) -> None:
+    """Call until the answer has a text: nodes learn of changes within moments."""
+    with anyio.fail_after(30):
+        while wanted not in text(await call()):
+            pass

@@ -7,7 +7,7 @@ everything it serves, `open_gateway` opens the session behind it. A `GatewayOpen
 from __future__ import annotations
 
 import os
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -35,6 +35,8 @@ from induscode.launch.settings import APPROVALS_MODE, APPROVALS_NOTIFY, APPROVAL
 from induscode.permissions import build_gateway_checks
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.host.catalog import ServedView
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from induscode.gateway.approvals.queue import ApprovalMode
     from induscode.gateway.page.site import PageSite
     from induscode.gateway.token_book import TokenBook
+    from induscode.gateway.user_sign_ins import UserSignIns
     from induscode.permissions.confirm import Approver
 
 # -- host -------------------------------------------------------------------------------------
@@ -146,6 +149,20 @@ def build_queue(context: GatewayContext) -> ApprovalQueue:
 # -- session ----------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def _open_users(gateway: Gateway, parts: GatewayParts) -> AsyncGenerator[UserSignIns]:
+    """Let users sign in to servers inside the block."""
+    from induscode.gateway.user_sign_ins import UserSignIns  # noqa: PLC0415 — with access tokens
+
+    def find_page() -> str:
+        return "" if parts.site is None else parts.site.url
+
+    async with UserSignIns(gateway.session.mcp, find_page, parts.book, parts.context.hooks.table) as users:
+        users.sessions.on_ready.add(parts.content.restore_user)
+        await to_thread.run_sync(users.report_vault)
+        yield users
+
+
 async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelToken) -> Gateway | None:
     """Open the session behind the host until `stack` closes. Returns `None` after a signal to end."""
     from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
@@ -202,12 +219,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         checks = context.hooks.limit_checks(checks)
         gateway = Gateway(session, context, checks, content, parts.lines, approvals, parts.book)
         if parts.settings is not None and parts.settings.auth is not None:
-            from induscode.gateway.user_sign_ins import UserSignIns  # noqa: PLC0415 — with access tokens
-
-            users = UserSignIns(session.mcp, lambda: parts.site.url if parts.site else "", parts.book)
-            users.sessions.on_ready.add(content.restore_user)
-            gateway.user_sign_ins = await stack.enter_async_context(users)
-            await to_thread.run_sync(users.report_vault)
+            gateway.user_sign_ins = await stack.enter_async_context(_open_users(gateway, parts))
         if checks.flow is not None:
             checks.flow.connect(session.mcp)
             parts.tasks.on_adopted.add(checks.flow.adopt_task)

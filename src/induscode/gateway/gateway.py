@@ -83,6 +83,7 @@ class NodeHooks:
     """Consents of this user and of the other nodes."""
     limit_checks: Callable[[CardChecks], CardChecks] = lambda checks: checks
     """Adds the cluster's rules to the permission checks."""
+    table: Any = None
     on_follow: Callable[[Any, TaskGroup], None] = lambda gateway, tasks: None
     """Called with the gateway when it starts to follow its servers."""
     grant: Grant | None = None  # takes calls of a budget that all nodes share
@@ -295,8 +296,7 @@ class Gateway:
         self.listed = anyio.Event()
         """Set by the first `tools/list`."""
         self._context, self.node = context, context.node
-        self._started_ms = now_ms()
-        self.checks = checks
+        self._started_ms, self.checks = now_ms(), checks
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway itself."""

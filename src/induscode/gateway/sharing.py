@@ -337,6 +337,7 @@ async def join_cluster(
             limit_checks=limit,
             on_follow=follow,
             grant=sharing.tokens.grant,
+            table=shared.table,
         )
         context = replace(context, plan=plan, hooks=hooks)
     boot = replace(context.boot, open_session=partial(open_session, node), node=node.info.node)

@@ -31,7 +31,14 @@ from induscode.servers.sign_in import SignInFacts, read_sign_in, sign_in_to_serv
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.contract import CredentialKey, ServerAuth, SignInPrompt, StoredCredentials
+    from indusagi.interop.auth.contract import (
+        CredentialKey,
+        CredentialStore,
+        ServerAuth,
+        SignInPrompt,
+        StoredCredentials,
+    )
+    from induscode.cluster.shared.table import SharedTable
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.gateway.token_book import TokenBook
 
@@ -41,12 +48,18 @@ _POLL_S = 0.5
 class UserSignIns:
     """The sign-ins of a gateway; `find_page` returns the address of its page, or an empty text without one.
 
-    `book` knows which principals are locked out.
+    `book` knows which principals are locked out; with the `table` of a cluster, its nodes share the sign-ins.
     """
 
-    def __init__(self, bridge: BootedBridge, find_page: Callable[[], str], book: TokenBook | None = None) -> None:
+    def __init__(
+        self,
+        bridge: BootedBridge,
+        find_page: Callable[[], str],
+        book: TokenBook | None = None,
+        table: SharedTable | None = None,
+    ) -> None:
         self._bridge = bridge
-        self._book = book
+        self._book, self._table = book, table
         self._find_page = find_page
         self._registrations: dict[CredentialKey, StoredCredentials] = {}
         self._following = BackgroundTask("sign-ins of users")
@@ -56,6 +69,12 @@ class UserSignIns:
         """List the servers that each user signs in to."""
         configs = self._bridge.plan.configs.items()
         return [server for server, config in configs if is_per_user(config) and not has_own_credentials(config)]
+
+    def find_servers(self, key: CredentialKey) -> Sequence[str]:
+        """Find the servers that a sign-in is for."""
+        configs = self._bridge.plan.configs
+        urls = {server: getattr(configs[server], "url", "") for server in self.list_servers()}
+        return [server for server, url in urls.items() if canonical_resource(url) == key.resource]
 
     def build_link(self, server: str) -> str:
         """Build the address where any user signs in to a server; empty without a page."""
@@ -67,10 +86,25 @@ class UserSignIns:
         assert config.auth is not None
         link = self.build_link(config.id)
         remedy = f"open {link} and sign in there" if link else "users sign in on the page, which is off (--page)"
-        store = UserCredentials(user, registrations=self._registrations)
+        store = self._open_store(user)
         # Anyone could enter the code of a sign-in on another device.
         settings = replace(config.auth.settings, grant="authorization_code")
         return replace(config.auth, settings=settings, store=store, prompt=None, user=user, remedy=remedy)
+
+    def _open_store(self, user: str) -> CredentialStore:
+        if self._table is None:
+            return UserCredentials(user, registrations=self._registrations)
+        from induscode.cluster.shared.sign_ins import SharedCredentials  # noqa: PLC0415 — only with --cluster
+
+        return SharedCredentials(self._table, user, self._registrations)
+
+    async def list_all(self) -> Sequence[tuple[str, CredentialKey, int]]:
+        """List all users' sign-ins: the user, the key and when it was saved."""
+        if self._table is None:
+            return [(user, row.key, row.saved_ms) for user, row in await to_thread.run_sync(list_stored)]
+        from induscode.cluster.shared.sign_ins import read_sign_ins  # noqa: PLC0415 — only with --cluster
+
+        return [row[:3] for row in read_sign_ins(self._table)]
 
     def _configure(self, server: str, user: str) -> ServerConfig:
         """Return a server's configuration with the sign-in of a user; raises `AuthFault` if users don't sign in."""
@@ -80,16 +114,12 @@ class UserSignIns:
         return replace(config, auth=self._build_auth(config, user))
 
     async def _find_signed_in(self, sessions: Collection[tuple[ServerConfig, str]]) -> Collection[SessionKey]:
-        def find() -> Collection[SessionKey]:
-            users = {user for _, user in sessions}
-            stored = {user: {row.key.resource for row in UserCredentials(user).read_rows()} for user in users}
-            return {
-                (config.id, user)
-                for config, user in sessions
-                if not isinstance(config, StdioServerConfig) and canonical_resource(config.url) in stored[user]
-            }
-
-        return await to_thread.run_sync(find) if sessions else ()
+        stored = {(user, key.resource) for user, key, _ in await self.list_all()} if sessions else ()
+        return {
+            (config.id, user)
+            for config, user in sessions
+            if not isinstance(config, StdioServerConfig) and (user, canonical_resource(config.url)) in stored
+        }
 
     async def read_facts(self, user: str) -> Sequence[SignInFacts]:
         """Read a user's sign-ins, one per server."""
@@ -98,7 +128,8 @@ class UserSignIns:
 
     async def sign_in(self, server: str, user: str, prompt: SignInPrompt) -> None:
         """Sign a user in to a server; raises `AuthFault` if it failed."""
-        await to_thread.run_sync(UserCredentials(user).require_vault)
+        if self._table is None:
+            await to_thread.run_sync(UserCredentials(user).require_vault)
         config = self._configure(server, user)
         await sign_in_to_server(config, prompt)
         await self._renew(server, user, "signed in")
@@ -113,7 +144,7 @@ class UserSignIns:
     def report_vault(self) -> None:
         """Print a line if users can't sign in for lack of a place for their sign-ins. Blocks."""
         try:
-            if self.list_servers():
+            if self._table is None and self.list_servers():
                 UserCredentials("any").require_vault()
         except AuthFault as fault:
             print_status(f"users cannot sign in to {', '.join(self.list_servers())}: {fault}")
@@ -136,13 +167,19 @@ class UserSignIns:
         try:
             while True:
                 has_ended = anyio.Event()
-                for user in {user for user, _ in await to_thread.run_sync(list_stored)}:
+                for user in {user for user, *_ in await self.list_all()}:
                     identity = ClientIdentity(principal=name_user(user)[1], user=user, credential="principal")
                     if self._book.find_end(identity):
-                        await self.forget(user)
+                        await self._lock_out(user)
                 await has_ended.wait()
         finally:
             stop()
+
+    async def _lock_out(self, user: str) -> None:
+        try:
+            await self.forget(user)
+        except AuthFault as fault:
+            print_status(f"{name_user(user)[1]!r} is locked out, and not signed out of every server: {fault}")
 
     async def forget(self, user: str) -> None:
         """Sign a user out of every server, including those that are gone."""
@@ -150,8 +187,8 @@ class UserSignIns:
         for server in self.list_servers():
             with suppress(AuthFault):  # deleted below if it couldn't be revoked
                 await self.sign_out(server, user)
-        for row in await to_thread.run_sync(UserCredentials(user).read_rows):
-            await UserCredentials(user).delete(row.key)
+        for key in [key for owner, key, _ in await self.list_all() if owner == user]:
+            await self._open_store(user).delete(key)
 
     async def _renew(self, server: str, user: str, what: str) -> None:
         """End the sessions with the former sign-in, and record the change."""
@@ -195,9 +232,7 @@ class UserCredentials(CredentialFiles):
 
     async def save(self, credentials: StoredCredentials) -> None:
         """Store a sign-in; a registration alone is only remembered."""
-        self._registrations[credentials.key] = replace(
-            credentials, tokens=None, dpop_key=None, account="", requested_scopes=(), wanted_scopes=()
-        )
+        self._registrations[credentials.key] = credentials.drop_tokens()
         if credentials.tokens is not None:
             await super().save(credentials)
 

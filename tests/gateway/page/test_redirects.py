@@ -100,3 +100,20 @@ async def test_a_sign_in_that_fails_before_its_page_says_why_and_none_has_a_devi
         with pytest.raises(AuthFault, match=problem):
             await sign_ins.start(OURS, "", run)
     await asyncio.sleep(0)
+
+
+async def test_a_redirect_counts_once_also_while_its_code_is_exchanged() -> None:
+    sign_ins, exchanged = BrowserSignIns("https://tools.example/ui/callback"), asyncio.Event()
+
+    async def run(signing: BrowserSignIn) -> None:
+        await signing.authorize("https://issuer.example/authorize?state=one")
+        await exchanged.wait()
+
+    await sign_ins.start(OURS, "", run)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(sign_ins.finish(request("code=1&state=one"), [OURS]))
+        await asyncio.sleep(0)
+        with pytest.raises(AuthFault, match="has ended, or was never started"):
+            await sign_ins.finish(request("code=1&state=one"), [OURS])
+        exchanged.set()
+    assert first.result().problem == ""

@@ -209,6 +209,10 @@ class StoredCredentials:
     account: str = ""
     """Account name from the ID token, if any; for display only."""
 
+    def drop_tokens(self) -> StoredCredentials:
+        """Return the registration alone."""
+        return StoredCredentials(key=self.key, registration=self.registration, endpoints=self.endpoints)
+
     def to_json(self) -> JsonObject:
         """Convert to JSON, secrets included."""
         document: dict[str, Any] = {

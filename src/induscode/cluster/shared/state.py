@@ -22,6 +22,7 @@ from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.jetstream import Stream
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
+from induscode.cluster.shared.sign_ins import LOCK, SIGN_IN
 from induscode.cluster.shared.table import PIN, ClusterPins, SharedTable, open_table
 from induscode.servers.config.rows import ServerRow, find_project_dir
 from induscode.servers.config.trust import TrustStore, consent_facts
@@ -72,7 +73,7 @@ class SharedState:
             self.on_approvals()
         if kinds & {TOKEN, USE}:
             self.on_tokens()
-        if kinds - {PIN, REQUEST, ANSWER, JOIN, TOKEN, USE, BUDGET}:
+        if kinds - {PIN, REQUEST, ANSWER, JOIN, TOKEN, USE, BUDGET, SIGN_IN, LOCK}:
             self.on_other()
 
     def share_pins(self) -> None:

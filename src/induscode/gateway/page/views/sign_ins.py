@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
 from indusagi.interop.auth.contract import AuthFault
 from induscode.gateway.page.html import (
     Html,
@@ -21,7 +19,7 @@ from induscode.gateway.page.html import (
     table,
     tag,
 )
-from induscode.gateway.user_sign_ins import list_stored, name_user
+from induscode.gateway.user_sign_ins import name_user
 
 if TYPE_CHECKING:
     from induscode.gateway.page.access import PageRequest
@@ -38,7 +36,7 @@ async def show_sign_ins(page: PageRequest) -> PageView:
         raise PageError("Users sign in to no server here")
     said = await _act(page, source) if page.form else None
     own = await _show_own(page, source) if page.user.user else None
-    others = await _show_all(source) if page.user.rights.can_act else None
+    others = await _show_all(page, source) if page.user.rights.can_act else None
     if own is None and others is None:
         raise PageError("Sign in as yourself to see your sign-ins", 403)
     return PageView("Sign-ins", tag("div", said, own, others), "sign-ins")
@@ -65,19 +63,27 @@ def _build_actions(page: PageRequest, facts: SignInFacts) -> Html:
     return tag("div", enter, target(button="Sign out", action="sign-out") if is_known else None, cls="actions")
 
 
-async def _show_all(source: UserSignIns) -> Html:
+async def _show_all(page: PageRequest, source: UserSignIns) -> Html:
     """List who is signed in where, without anything about the accounts."""
+    target = partial(build_form, page.user, address("/sign-ins"), button="Sign out", action="sign-out")
     rows = [
-        (name_user(user)[1], row.key.resource, show_time(row.saved_ms), name_user(user)[0])
-        for user, row in await to_thread.run_sync(list_stored)
+        (principal, server, show_time(saved_ms), issuer, target(server=server, user=user))
+        for user, key, saved_ms in await source.list_all()
+        for issuer, principal in [name_user(user)]
+        for server in source.find_servers(key)
     ]
-    heads = ("Principal", "Server", "Since", "Issuer of the principal")
+    heads = ("Principal", "Server", "Since", "Issuer of the principal", "Actions")
     content = table(heads, rows, caption="Users who are signed in") if rows else show_nothing("No user is signed in.")
     return tag("section", tag("h2", "All users"), content)
 
 
 async def _act(page: PageRequest, source: UserSignIns) -> Html:
-    server, user = page.get("server"), page.user.user
+    server, user = page.get("server"), page.form.get("user", page.user.user)
+    if user != page.user.user:
+        if not (page.user.rights.can_act and page.get("action") == "sign-out"):
+            raise PageError("This sign-in is another user's", 403)
+        if user not in {known for known, *_ in await source.list_all()}:
+            raise PageError("This user is not signed in", 404)
     sign_ins = page.source.browser_sign_ins
     try:
         if page.get("action") == "sign-out":
