@@ -60,11 +60,13 @@ def command() -> None:
 
 @contextmanager
 def _opened_store() -> Generator[TokenStore]:
+    store = TokenStore()
     try:
-        with closing(TokenStore()) as store:
+        with closing(store):
             yield store
     except (OSError, ValueError, sqlite3.Error) as exc:
-        raise click.ClickException(f"the tokens cannot be read or written: {exc}") from exc
+        message = f"the tokens in {store.path!r} cannot be read or written: {exc}"
+        raise click.ClickException(f"{message} (without the file there are no tokens and no locks)") from exc
 
 
 def _find(store: TokenStore, name: str, kind: Literal["token", "principal"] = "token") -> TokenEntry | None:

@@ -157,7 +157,8 @@ class TokenBook:
             version = await to_thread.run_sync(self.store.read_version)
             entries = await to_thread.run_sync(self.store.list_entries)
         except sqlite3.Error as exc:
-            raise ValueError(f"the tokens in {self.store.path!r} cannot be read: {exc}") from exc
+            message = f"the tokens in {self.store.path!r} cannot be read: {exc}"
+            raise ValueError(f"{message} (without the file there are no tokens and no locks)") from exc
         self._version = version
         self._entries = {(entry.kind, entry.name): entry for entry in entries}
         self._by_digest = {bytes.fromhex(entry.digest): entry for entry in entries if entry.digest}
