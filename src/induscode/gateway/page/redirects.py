@@ -102,8 +102,10 @@ class BrowserSignIns:
         async def work() -> None:
             try:
                 await run(signing)
-            except (AuthFault, IssuerError, TokenRefusal) as exc:
+            except AuthFault as exc:
                 signing.problem = str(exc)
+            except (IssuerError, TokenRefusal) as exc:
+                signing.problem = f"the issuer can't sign you in: {exc}"
             finally:
                 self._waiting.pop(signing.state, None)
 
@@ -174,7 +176,7 @@ class IssuerLogin:
         from indusagi.interop.auth.metadata import ResourceMetadata, parse_issuer_metadata  # noqa: PLC0415 — as above
 
         wanted, url = self._resource.settings, self._resource.url
-        metadata = parse_issuer_metadata(await self._verifier.fetch_metadata(), self.issuer)
+        metadata = parse_issuer_metadata(await self._verifier.read_metadata(), self.issuer)
         settings = AuthSettings(
             client_id=wanted.page_client.client_id,
             client_secret=wanted.page_client.client_secret,

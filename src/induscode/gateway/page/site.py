@@ -178,7 +178,7 @@ class PageSite:
             self._sign_in(request, path)
             return False
         message = "This key is not valid any more: the command prints the present address." if key else ""
-        request.respond(401, self._build_sign_in(message, f"{path}?{request.query}").encode(), _HTML)
+        request.respond(401, self._build_sign_in(message, f"{path}?{request.query}".rstrip("?")).encode(), _HTML)
         return False
 
     def _sign_in(self, request: HttpRequest, path: str) -> None:

@@ -125,6 +125,10 @@ class IssuerClient:
             return document
         raise IssuerError(f"there is no metadata document at {addresses[0]} or the places of OpenID Connect")
 
+    async def read_metadata(self) -> JsonObject:
+        """Return the metadata as last fetched, or fetch it; raise like `fetch_metadata`."""
+        return self._metadata or await self.fetch_metadata()
+
     async def fetch_keys(self) -> KeySet:
         """Fetch the issuer's keys from the place in its current metadata; raise `IssuerError` without a usable one."""
         await self.fetch_metadata()
@@ -150,7 +154,7 @@ class IssuerClient:
             raise
 
     async def _find_endpoint(self, name: str) -> str:
-        value = (self._metadata or await self.fetch_metadata()).get(name)
+        value = (await self.read_metadata()).get(name)
         if not isinstance(value, str):
             raise IssuerError(f"its metadata has no {name}")
         try:
@@ -319,9 +323,9 @@ class TokenVerifier:
         """Return the identity of a token that the issuer has just issued to us; raises `TokenRefusal` like `check`."""
         return (await self._ask_issuer(token)).token.identity
 
-    async def fetch_metadata(self) -> JsonObject:
-        """Fetch the issuer's metadata; raise `IssuerError` if there is none."""
-        return await self._client.fetch_metadata()
+    async def read_metadata(self) -> JsonObject:
+        """Return the issuer's metadata, fetching it if necessary; raise `IssuerError` if there is none."""
+        return await self._client.read_metadata()
 
     async def _ask_issuer(self, text: str) -> KnownToken:
         client = self._settings.introspection
