@@ -306,3 +306,13 @@ def _open(
     children = [(places[name], inner) for name, inner in source.items()]
     copy: dict[object, object] = {place: None for place in places.values()}  # noqa: C420 — typed
     return copy, children
+
+
+def quote_for_shell(text: str) -> str:
+    """Quote a word of a command line for a shell, in ASCII, making every character visible."""
+    from shlex import quote  # noqa: PLC0415 — for a question
+
+    if text.isascii() and text.isprintable():
+        return quote(text)
+    escaped = text.encode("unicode_escape").decode().replace("'", "\\'")
+    return f"$'{escaped}'"

@@ -86,6 +86,8 @@ class Question:
     """The key that Enter selects."""
     picks: bool = False
     """Whether it's a list to pick from: typing narrows it, and keys aren't shown."""
+    marks: bool = False
+    """Whether any number of choices can be marked."""
     check: Callable[[str], str | None] | None = None
     """Validates free text: returns the problem with an answer, or `None`."""
     secret: bool = False
@@ -98,6 +100,8 @@ class Reply:
 
     key: str = ""
     text: str = ""
+    marked: tuple[str, ...] = ()
+    """The keys of the marked choices."""
     cancelled: bool = False
     """Whether the user declined to answer: Ctrl-C, Ctrl-D, or a closed terminal."""
 

@@ -26,7 +26,9 @@ from induscode.conversations.models import (
     ModelKeys,
     NoModelError,
     choose_model,
+    find_key_problem,
     find_keys,
+    store_key,
 )
 from induscode.launch.options import define_command, read_invocation
 
@@ -141,13 +143,12 @@ def login(provider: str) -> int:
 
 
 def _store(provider: str, key: str) -> None:
-    key, variable, store = key.strip(), PROVIDER_KEYS[provider], SecretFiles()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise click.UsageError("This isn't a key: it's empty, or has characters that no key has. Copy it again")
+    if problem := find_key_problem(key):
+        raise click.UsageError(problem)
+    variable = PROVIDER_KEYS[provider]
     if can_ask_user():
-        store.unlock()
-    store.set(variable, key)
-    print_notes(store.notes)
+        SecretFiles().unlock()
+    print_notes(store_key(provider, key))
     print_line(f"The key of {provider} is stored as the secret {variable}")
     if os.environ.get(variable):
         print_status(f"the variable {variable} is set, and comes first: unset it")
@@ -163,12 +164,3 @@ def logout(provider: str) -> int:
     if os.environ.get(variable):
         print_status(f"the variable {variable} still has one")
     return 0
-
-
-def ask_for_key() -> None:
-    """Ask for a provider's key on the terminal, and store it. Without one, the session says what's missing."""
-    hint = "No model is set up. Paste a key of Anthropic or OpenAI, hidden; or press Enter"
-    key = str(click.prompt(hint, "", hide_input=True, show_default=False, err=True)).strip()
-    if key:
-        provider = "anthropic" if key.startswith("sk-ant-") else "openai" if key.startswith("sk-") else ""
-        _store(provider or click.prompt("Whose key is it?", type=click.Choice((*_ADDRESSES,)), err=True), key)

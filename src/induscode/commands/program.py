@@ -162,14 +162,6 @@ def _run_agent(invocation: Invocation, first: str = "") -> int:
     gc.disable()
     try:
         if invocation.prompt is None:
-            from anyio import run as run_async  # noqa: PLC0415 — for a session
-
-            from induscode.conversations.models import needs_key  # noqa: PLC0415 — for a session
-
-            if run_async(needs_key, invocation):
-                from induscode.commands.models import ask_for_key  # noqa: PLC0415 — only without a key
-
-                ask_for_key()
             from induscode.frontends.terminal.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
 
             return run_interactive(invocation, first)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import anyio
 from anyio import to_thread
 
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import hide_in_urls, hide_value, parse_secret, parse_secret_text
@@ -142,19 +142,21 @@ async def find_keys(environ: Mapping[str, str]) -> ModelKeys:
     return ModelKeys(environ, await to_thread.run_sync(list_key_references, environ))
 
 
-async def needs_key(invocation: Invocation) -> bool:
-    """Return whether a key is all that a session lacks: none is set or stored, and no server of models runs here."""
-    keys = await find_keys(os.environ)
-    is_named = invocation.base_url or os.environ.get("OPENAI_BASE_URL")
-    if is_named or any(map(keys.describe, KEY_VARIABLES)):
-        return False
-    try:
-        await choose_model(invocation, os.environ)
-    except NoModelError:
-        return True
-    except InvalidAddressError:  # the session says so
-        pass
-    return False
+def find_key_problem(key: str) -> str | None:
+    """Return why a text can't be a key, or `None`."""
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        return "This isn't a key: it's empty, or has characters that no key has. Copy it again"
+    return None
+
+
+def store_key(provider: str, key: str) -> Sequence[Note]:
+    """Store a provider's key among the secrets, and return notes about that. Blocks; `SecretFault` if it can't."""
+    from indusagi.interop.auth.secrets import SecretFiles  # noqa: PLC0415 — for a new key
+
+    store = SecretFiles()
+    store.set(PROVIDER_KEYS[provider], key.strip())
+    return store.notes
 
 
 async def choose_agent_model(
@@ -177,7 +179,7 @@ async def _choose(invocation: Invocation, keys: ModelKeys, ports: Sequence[int])
     base_url = invocation.base_url or environ.get("OPENAI_BASE_URL") or None
     for address in (base_url, environ.get("ANTHROPIC_BASE_URL")):
         if address:
-            _check_address(address)
+            check_address(address)
     if invocation.model:
         return await _parse_model(invocation.model, base_url, from_flag=invocation.base_url is not None, keys=keys)
     if base_url is not None:
@@ -191,7 +193,8 @@ async def _choose(invocation: Invocation, keys: ModelKeys, ports: Sequence[int])
     return await _find_local_model(ports)
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str) -> None:
+    """Raise `InvalidAddressError` unless an address is a server's."""
     from indusagi.net.address import parse_url  # noqa: PLC0415 — needed with an address only
 
     try:

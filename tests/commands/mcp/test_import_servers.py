@@ -182,7 +182,7 @@ def test_c30_what_came_with_the_project_is_not_copied_unasked(tmp_path: Path) ->
     assert "it comes with the project, and there is no terminal for a question" in done.stderr
     assert not user_file().exists()
     refused = typed("n\n", "mcp", "import", cwd=tmp_path)
-    assert 'command: "evil"' in refused.stdout
+    assert "command: evil" in refused.stdout
     assert not user_file().exists()
     typed("y\n", "mcp", "import", cwd=tmp_path)
     assert servers_of(user_file()) == {"evil": stdio("evil")}

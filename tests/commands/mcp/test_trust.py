@@ -67,8 +67,8 @@ def test_a_yes_is_for_what_was_shown(tmp_path: Path) -> None:
     log = watched(tmp_path)
     done = typed("y\n", "mcp", "trust", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f'command: "{HONEST[0]}"' in done.stdout
-    assert f'argument: "{log}"' in done.stdout
+    assert f"command: {HONEST[0]} " in done.stdout
+    assert str(log) in done.stdout
     assert "theirs: trusted as it is" in done.stdout
     assert not log.exists()
     assert run("call", "theirs__echo", "text=x", cwd=tmp_path).stdout == "x\n"
@@ -183,8 +183,7 @@ def test_all_of_a_server_is_shown_whole_and_nothing_of_it_is_obeyed(tmp_path: Pa
     fields = {"command": "sh", "args": args, "env": {"LD_PRELOAD": "/x", "TOKEN": "s3cret"}}
     configured(project_file(tmp_path), {"s": {**fields, "env_vars": ["GITHUB_TOKEN"]}})
     done = typed("n\n", "mcp", "trust", "s", cwd=tmp_path)
-    assert f'argument: "{long}"' in done.stdout
-    assert 'argument: "a\\nServer good of /etc/passwd"' in done.stdout
+    assert f"command: sh {long} $'a\\nServer good of /etc/passwd' " in done.stdout
     assert "\x1b" not in done.stdout
     assert "\u202e" not in done.stdout
     assert "WARNING: The variable LD_PRELOAD can change which code runs." in done.stdout

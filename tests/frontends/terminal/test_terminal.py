@@ -117,8 +117,9 @@ def test_without_a_terminal_or_on_a_dumb_one_there_is_one_clear_error(setup: Ter
 def test_without_a_model_the_session_says_so_and_ends(setup: TerminalSetup) -> None:
     environ = {"OPENAI_BASE_URL": "", "OPENAI_API_KEY": "", "OLLAMA_HOST": "127.0.0.1:9"}
     with setup.open(model=False, environ=environ) as terminal:
-        terminal.wait_for("Paste a key of Anthropic or OpenAI")
-        terminal.type("\r")
+        terminal.wait_for("Which model should answer?")
+        terminal.wait_for("4  No model")
+        terminal.type("4")
         assert terminal.wait_for_end() != 0
         assert "model" in terminal.text
 
@@ -126,8 +127,13 @@ def test_without_a_model_the_session_says_so_and_ends(setup: TerminalSetup) -> N
 def test_a_key_is_pasted_once_unseen_and_used(setup: TerminalSetup) -> None:
     environ = {"OPENAI_API_KEY": "", "OPENAI_BASE_URL": ""}
     with setup.open(model=False, environ=environ) as terminal:
-        terminal.wait_for("Paste a key of Anthropic or OpenAI")
-        terminal.type("sk-pasted-0123456789\r")
+        terminal.wait_for("2  OpenAI")
+        terminal.type("2")
+        terminal.wait_for("Key of OpenAI")
+        terminal.enter("not a key")
+        terminal.wait_for("This isn't a key")
+        terminal.type("\x7f" * 9)
+        terminal.enter("sk-pasted-0123456789")
         terminal.wait_for_prompt()
         assert terminal.leave() == 0
         assert "sk-pasted" not in terminal.text + terminal.output

@@ -79,7 +79,9 @@ def test_ten_thousand_lines_are_complete_and_in_order_after_twenty_resizes(setup
 def test_a_draft_of_several_lines_stays_within_the_live_region(setup: TerminalSetup) -> None:
     with setup.open(script=(says("Long enough."),), rows=12) as terminal:
         terminal.wait_for_prompt()
-        terminal.paste("\n".join(f"row {number}" for number in range(30)))
+        for start in range(0, 30, 6):  # a longer paste is folded
+            end = "\n" if start < 24 else ""
+            terminal.paste("\n".join(f"row {number}" for number in range(start, start + 6)) + end)
         terminal.wait_for("row 29")
         terminal.resize(40)
         terminal.wait_for(lambda: terminal.emulator.cursor.x > 0)
@@ -88,6 +90,7 @@ def test_a_draft_of_several_lines_stays_within_the_live_region(setup: TerminalSe
         terminal.type(ENTER)
         terminal.wait_for_answer("Long enough.")
         assert terminal.text.count("  row 15") == 1
+        assert "  … 9 more lines" in terminal.text
         assert terminal.leave() == 0
 
 

@@ -398,6 +398,7 @@ class EditorDialog:
     """
 
     width = 80
+    can_mark = False
 
     def __init__(self, *, takes_text: bool) -> None:
         self.updates: SessionUpdates | None = None

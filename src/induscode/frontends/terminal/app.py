@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from induscode.cli.terminal import escape_controls, escape_unprintable
 from induscode.conversations.contract import RunResult, SpendLimit, ToolAnswered, ToolCalled
 from induscode.frontends.terminal.blocks import cut_to_cells
 from induscode.frontends.terminal.complete import InputCompleter, open_history
-from induscode.frontends.terminal.devices import redirected_messages
+from induscode.frontends.terminal.devices import describe_place, redirected_messages
 from induscode.frontends.terminal.render import EventRenderer, Palette, format_farewell, format_status
 from induscode.frontends.terminal.screen import Screen
 from induscode.frontends.terminal.slash import (
@@ -115,7 +115,6 @@ class InteractiveApp:
         self._noted: set[str] = set()
         self._results: deque[str] = deque(maxlen=_RESULTS)
         self._faults: dict[str, str] = {}
-        self._announce_start: Callable[[FleetEvent], None] | None = None
         self._completer: Completer | None = None
         completer = DynamicCompleter(lambda: self._completer)
         vi = bool(invocation.settings.get(VI_MODE))
@@ -136,7 +135,10 @@ class InteractiveApp:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end_by_signal, number)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
-        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help for commands")
+        paint = Palette(self.color).paint
+        place = escape_unprintable(describe_place(self._invocation.cwd))
+        self.screen.print(f"{paint(f'indus {__version__}', '1')} · {place}")
+        self.screen.print(paint("? for shortcuts, / for commands, @ for files, ! for the shell", "2"))
         self.screen.flush()
         try:
             # Nothing else may write to the terminal while the screen is up.
@@ -290,6 +292,9 @@ class InteractiveApp:
 
         invocation: Invocation | None = self._invocation
         previous: Invocation | None = None
+        from induscode.conversations.models import NoModelError  # noqa: PLC0415 — after the first prompt
+        from induscode.frontends.terminal.slash.first_start import set_up_model  # noqa: PLC0415 — after the first prompt
+
         async with AsyncExitStack() as stack:
             # Conversations of a session share its servers and its limits.
             servers = DirectoryServers(stack, self._handle_server_event)
@@ -303,7 +308,14 @@ class InteractiveApp:
                     else:
                         invocation, previous = previous, None
                 except (*USAGE_ERRORS, CoreError, OSError) as exc:
-                    self.screen.show(str(exc))
+                    self.screen.show(f"✗ {exc}")
+                    if isinstance(exc, NoModelError) and previous is None:
+                        chosen: Invocation | None = None
+                        with self._leaving.guard():
+                            chosen = await set_up_model(self.screen, invocation)
+                        if chosen is not None:
+                            invocation = chosen
+                            continue
                     if self._conversation is not None or previous is None:
                         self._exit_code = self._exit_code or to_exit_code(exc)
                         return
@@ -315,11 +327,10 @@ class InteractiveApp:
         self, invocation: Invocation, servers: DirectoryServers | None = None, spend: SpendLimit | None = None
     ) -> Invocation | None:
         """Open a conversation, answer messages and close it. Return the next invocation, if any."""
-        from induscode.boot.runners import StartAnnouncer  # noqa: PLC0415 — after the first prompt
         from induscode.conversations.opening import open_conversation  # noqa: PLC0415 — after the first prompt
+        from induscode.frontends.terminal.slash.first_start import ask_about_new_servers  # noqa: PLC0415 — after the first prompt
 
         async with AsyncExitStack() as stack:
-            self._announce_start = StartAnnouncer(self.screen.show)
             with self._leaving.guard():
                 opening = open_conversation(
                     invocation,
@@ -338,6 +349,8 @@ class InteractiveApp:
                     invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
                 )
                 await self._load_commands(self._conversation)
+                with self._leaving.guard():
+                    await ask_about_new_servers(self)
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)
             finally:
@@ -403,8 +416,14 @@ class InteractiveApp:
                 self.screen.show(cut_text(line, _EXCERPT_CHARS))
             for line in answer.splitlines()[-_EXCERPT_LINES:]:
                 self.screen.show(line[-_EXCERPT_CHARS:])
+        plan = conversation.session.mcp.plan
+        held = {str(note) for note in plan.notes if "needs your consent" in note.message}
         for note in (*conversation.notes, *conversation.list_notes()):
-            self._show_note(note)
+            if note not in held:
+                self._show_note(note)
+        if plan.untrusted:
+            line = f"{format_count(len(plan.untrusted), 'server')} not trusted: /mcp trust"
+            self.screen.print(Palette(self.color).paint(line, "2"))
 
     def _show_note(self, note: str) -> None:
         """Show a note once per session."""
@@ -415,9 +434,7 @@ class InteractiveApp:
     # -- servers ------------------------------------------------------------------------------
 
     def _handle_server_event(self, event: FleetEvent) -> None:
-        """Show slow starts and faults, each fault once until the server is up again."""
-        if self._announce_start is not None:
-            self._announce_start(event)
+        """Show faults, each once until the server is up again."""
         server, status = event.server, event.status
         if event.event == "phase" and status.phase == "ready":
             self._faults.pop(server, None)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.layout.processors import TransformationInput
 
 _JOINERS = "\u200c\u200d"
+_MAX_BRANCH = 200
 _FOLDED_LINES = 10
 """A longer paste is folded."""
 
@@ -132,3 +133,15 @@ def redirected_messages(output: Callable[[str], object]) -> Generator[None]:
             yield
     finally:
         root.removeHandler(handler)
+
+
+def describe_place(cwd: str) -> str:
+    """Return a directory, below `~` where it is, with the branch checked out there."""
+    home = os.path.expanduser("~")
+    shown = "~" + cwd.removeprefix(home) if cwd == home or cwd.startswith(f"{home}/") else cwd
+    try:
+        with open(os.path.join(cwd, ".git", "HEAD"), encoding="utf-8", errors="replace") as file:
+            branch = file.read(_MAX_BRANCH).strip().removeprefix("ref: refs/heads/")
+    except OSError:
+        return shown
+    return f"{shown} ({branch})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from induscode.cli.dialog import Choice, Question, Reply
 from induscode.frontends.terminal.blocks import cut_to_cells, measure_cells, wrap_to_cells
@@ -17,6 +17,7 @@ from induscode.frontends.terminal.render import Palette, format_diff_rows, to_vi
 _LIST_ROWS = 7
 _BODY_ROWS = 3
 """Rows of one fact."""
+_MARK_HINT = "space marks · a all · enter goes on with the marked ones · esc not now"
 HINT = "what should it do instead? (enter: just no)"
 
 
@@ -31,6 +32,8 @@ class OpenQuestion:
     """The choice whose text the user is entering."""
     wanted: str = ""
     """Words that narrow a list."""
+    marked: set[str] = field(default_factory=set[str])
+    """Keys of marked choices."""
 
     @property
     def choices(self) -> Sequence[Choice]:
@@ -55,9 +58,15 @@ class OpenQuestion:
             return keys.index(text.lower())
         return int(text) - 1 if text in {"1", "2", "3", "4", "5"} and int(text) <= len(keys) else None
 
+    def mark(self, text: str) -> None:
+        """Mark or unmark the selected choice with a space, one by its key, or all."""
+        keys = {choice.key for choice in self.question.choices}
+        key = self.question.choices[self.selected].key if text == " " else text
+        self.marked ^= {key} & keys if key != "a" else keys
+
     def list_rows(self, palette: Palette, width: int, limit: int) -> list[str]:
         """List its rows, at most `limit`."""
-        if self.question.picks:
+        if self.question.picks or self.question.marks:
             return self._list_picks(palette, width, limit)
         tail = [] if self.wants_text else [*self._list_choices(palette, width)][:limit]
         if not self.is_call:
@@ -109,8 +118,14 @@ class OpenQuestion:
         limit = min(limit, _LIST_ROWS) - 1
         first = max(0, self.selected - limit + 1)
         shown = enumerate(self.choices[first : first + limit], first)
-        rows = [self._format_choice(palette, width, choice.label, index) for index, choice in shown]
-        return [*rows, cut_to_cells(to_visible(f"  {self.wanted or 'type to search'}"), width)]
+        rows = [self._format_choice(palette, width, self._label(choice), index) for index, choice in shown]
+        hint = _MARK_HINT if self.question.marks else self.wanted or "type to search"
+        return [*rows, cut_to_cells(to_visible(f"  {hint}"), width)]
+
+    def _label(self, choice: Choice) -> str:
+        if not self.question.marks:
+            return choice.label
+        return f"[{'x' if choice.key in self.marked else ' '}] {choice.label}"
 
     def _format_choice(self, palette: Palette, width: int, text: str, index: int) -> str:
         row = cut_to_cells(to_visible(f"{'▸' if index == self.selected else ' '} {text}"), width)

@@ -12,7 +12,7 @@ import asyncio
 import base64
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -126,6 +126,7 @@ class Screen:
         output: Vt100_Output | None = None,
     ) -> None:
         self.state = LiveState()
+        self.can_mark = True
         self.shown = asyncio.Event()
         """Set after the first draw of the live region, or when there won't be one."""
         self.is_away = False
@@ -279,6 +280,8 @@ class Screen:
             finally:
                 self._open = None
                 self._focus()
+            if reply.marked:
+                reply = replace(reply, text=", ".join(one.label for one in question.choices if one.key in reply.marked))
             if not opened.is_call:
                 chosen = next((choice.label for choice in question.choices if choice.key == reply.key), "")
                 shown = "cancelled" if reply.cancelled else chosen or ("…" if question.secret else reply.text)
@@ -542,8 +545,12 @@ class Screen:
         if self._open is None:
             return
         if event.key_sequence[0].key == Keys.Enter:
-            if self._open.choices:
+            if self._open.question.marks:
+                self._settle(Reply(marked=tuple(sorted(self._open.marked))))
+            elif self._open.choices:
                 self._choose(self._open.selected)
+        elif self._open.question.marks:
+            self._open.mark(event.data)
         elif self._open.question.picks:
             is_back = event.key_sequence[0].key == Keys.Backspace
             self._open.wanted = self._open.wanted[:-1] if is_back else self._open.wanted + event.data

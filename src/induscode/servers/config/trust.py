@@ -22,6 +22,7 @@ from indusagi.core.app_dirs import PrivateJsonFile, state_dir
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import REDACTED, hide_secrets, looks_secret, parse_secret
+from indusagi.core.text import quote_for_shell
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.redaction import find_option_secrets
@@ -450,7 +451,7 @@ class TrustStore:
         known = store.rows.get(_row_key(row.origin.file, row.id))
         if known is None:
             return "unknown"
-        return "trusted" if known.get("digest") == digest_facts(consent_facts(row), store.salt) else "changed"
+        return "trusted" if known.get("digest") == _digest(row, store) else "changed"
 
     def approve(self, row: ServerRow, digest: str) -> None:
         """Store the consent to a server. `digest` identifies the prompt the user accepted.
@@ -464,7 +465,7 @@ class TrustStore:
             store.rows[_row_key(file, row.id)] = {
                 "file": os.path.realpath(file),
                 "server": row.id,
-                "digest": digest_facts(facts, store.salt),
+                "digest": _digest(row, store),
                 "parts": parts,
                 "at": iso_utc(now_ms()),
             }
@@ -478,6 +479,18 @@ class TrustStore:
         """Remove a consent and tell whether it existed; raises `OSError` if the file can't be written."""
         with self._file().change() as store:
             return store.rows.pop(_row_key(file, server), None) is not None
+
+    def postpone(self, rows: Sequence[ServerRow]) -> None:
+        """Store that the user left these servers for later; `OSError` if the file can't be written."""
+        with self._file().change() as store:
+            for row in rows:
+                store.rows[f"{_row_key(row.origin.file, row.id)} later"] = {"digest": _digest(row, store)}
+
+    def is_postponed(self, row: ServerRow) -> bool:
+        """Tell whether the user left a server for later, as it is."""
+        store, _ = self._file().read()
+        known = store.rows.get(f"{_row_key(row.origin.file, row.id)} later", {})
+        return known.get("digest") == _digest(row, store)
 
     def question(self, row: ServerRow) -> Consent:
         """Build the prompt for a server, listing facts that changed since an earlier consent."""
@@ -504,19 +517,12 @@ def _lines(row: ServerRow) -> list[str]:
         return f"{kind}: {quote(name)} " + ("(a value is set)" if shown is None else quote(shown))
 
     if isinstance(config, StdioServerConfig):
-        argv = [f"argument: {quote(argument)}" for argument in show_arguments(config.args, rule)]
+        words = map(quote_for_shell, (config.command, *show_arguments(config.args, rule)))
         cwd = [f"directory: {quote(config.cwd)}"] if config.cwd else []
         env = [line("variable", name, value) for name, value in config.env.items()]
         env += [f"variable: {quote(name)} (handed on from your environment)" for name in row.secrets]
         may = "off: it can touch everything you can" if config.sandbox is None else config.sandbox.describe()
-        return [
-            f"command: {quote(config.command)}",
-            *argv,
-            *cwd,
-            *env,
-            f"sandbox: {quote(may)[1:-1]}",
-            *_more_lines(row),
-        ]
+        return [f"command: {' '.join(words)}", *cwd, *env, f"sandbox: {quote(may)[1:-1]}", *_more_lines(row)]
     headers = [line("header", name, value) for name, value in config.headers.items()]
     proxy = [f"proxy: {quote(show_url(config.proxy, rule))}"] if config.proxy else []
     auth = row.auth or {}
@@ -569,6 +575,10 @@ def _warnings(row: ServerRow) -> tuple[str, ...]:
 class _Consents:
     salt: str
     rows: dict[str, JsonObject]
+
+
+def _digest(row: ServerRow, store: _Consents) -> str:
+    return digest_facts(consent_facts(row), store.salt)
 
 
 def _parse_consents(document: JsonValue) -> tuple[_Consents, bool]:

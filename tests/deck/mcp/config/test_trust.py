@@ -193,10 +193,7 @@ def test_the_question_shows_everything_and_no_secret(store: TrustStore, file: st
     config = replace(FMT, args=("-y", long, "\x1b[2J\u202efmt"))
     question = store.question(row_of(file, config))
     assert question.lines == (
-        'command: "npx"',
-        'argument: "-y"',
-        f'argument: "{long}"',
-        'argument: "\\u001b[2J\\u202efmt"',
+        f"command: npx -y {long} $'\\x1b[2J\\u202efmt'",
         'directory: "/w"',
         'variable: "TOKEN" (a value is set)',
         "sandbox: off: it can touch everything you can",
@@ -309,7 +306,7 @@ REMOTE = StreamableHttpServerConfig("web", "https://mcp.example/x", {"Accept": "
             "braces",
             'variable: "T" "{file:~/.ssh/id_ed25519}"',
         ),
-        (StdioServerConfig("x", "npx", ("--token=${MY_TOKEN}",)), "shell", 'argument: "--token=${MY_TOKEN}"'),
+        (StdioServerConfig("x", "npx", ("--token=${MY_TOKEN}",)), "shell", "command: npx '--token=${MY_TOKEN}'"),
     ],
 )
 def test_finding_d2_the_question_shows_references_as_written_and_no_literal(
@@ -417,7 +414,7 @@ def test_finding_d2_a_variable_that_is_handed_on_is_shown_and_warned_of(store: T
 def test_finding_d2_an_ordinary_variable_is_shown_without_a_warning(store: TrustStore, file: str, name: str) -> None:
     config = StdioServerConfig("x", "npx", (f"${{{name}}}/x",))
     question = store.question(row_of(file, config))
-    assert f'argument: "${{{name}}}/x"' in question.lines
+    assert f"command: npx '${{{name}}}/x'" in question.lines
     assert question.warnings == ()
 
 

@@ -105,8 +105,6 @@ def test_init_asks_the_model_to_write_instructions(setup: TerminalSetup) -> None
     with setup.open(script=(calls("bash", command="true"), says("Written.")), columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         terminal.enter("/init in French")
-        terminal.wait_for("y  Yes")
-        terminal.type("y")
         terminal.wait_for_answer("Written.")
         assert "AGENTS.md" in setup.requested(0)
         assert "in French" in setup.requested(0)

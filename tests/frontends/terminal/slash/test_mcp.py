@@ -12,7 +12,7 @@ import pytest
 from tests.support.model_server import calls, says
 from tests.support.servers import SERVERS, diary, fault, honest
 from tests.support.slash import WIDE, wait_for_answer
-from tests.support.terminal import TerminalSetup, open_setup
+from tests.support.terminal import ENTER, ESCAPE, TerminalSetup, open_setup
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
@@ -69,7 +69,6 @@ def test_a_slow_start_is_a_row_of_the_live_region_and_its_end_a_line(setup: Term
         shown = re.compile(r"  starting slow \d s: no answer yet")
         terminal.wait_for(lambda: any(map(shown.match, terminal.rows)))
         gate.write_text("", "utf-8")
-        terminal.wait_for("slow ready (")
         terminal.wait_for(lambda: not any(row.startswith("  starting") for row in terminal.rows))
         assert "indus: " not in terminal.output  # no status line passes the screen by
         assert terminal.leave() == 0
@@ -80,17 +79,21 @@ def test_an_untrusted_server_of_the_project_is_trusted_and_used(setup: TerminalS
     setup.write_config(".mcp.json", honest("--log", log, id="ours"))
     script = (calls("ours__echo", text="heard"), says("done"))
     with setup.open("--approval", "all", script=script, columns=WIDE) as terminal:
-        terminal.wait_for_prompt()
-        terminal.wait_for("not started: it needs your consent (/mcp trust ours)")
-        wait_for_answer(terminal, "/mcp", "Fix: /mcp trust ours")
+        terminal.wait_for("This project configures 1 MCP server (")
+        terminal.wait_for("▸ [ ] ours")
+        assert f"command: {sys.executable} -I -S {SERVERS / 'honest.py'} --log {log}" in terminal.text
+        terminal.type(ESCAPE)
+        terminal.wait_for("1 server not trusted: /mcp trust")
+        wait_for_answer(terminal, "/mcp list", "Fix: /mcp trust ours")
         wait_for_answer(terminal, "/mcp connect ours", "server 'ours' is not started: it needs your consent")
         wait_for_answer(terminal, "/mcp trust ours", "n  no")
-        assert f'argument: "{SERVERS / "honest.py"}"' in terminal.text
         terminal.type("n")
         terminal.wait_for("ours: not trusted")
         assert not diary(log, "start")
-        wait_for_answer(terminal, "/mcp trust ours", "n  no")
-        terminal.type("y")
+        wait_for_answer(terminal, "/mcp trust", "▸ [ ] ours")
+        terminal.type(" ")
+        terminal.wait_for("▸ [x] ours")
+        terminal.type(ENTER)
         terminal.wait_for("server 'ours' is ready: 12 tools")
         terminal.enter("call it")
         terminal.wait_for("done")
@@ -187,10 +190,9 @@ def test_a_server_is_switched_off_and_on_for_the_session_or_in_its_file(setup: T
     (setup.cwd / ".indusvx").mkdir()
     path = setup.write_config(".indusvx/mcp.json", honest(id="ours"))
     with setup.open("--approval", "all", columns=WIDE) as terminal:
-        terminal.wait_for_prompt()
-        wait_for_answer(terminal, "/mcp trust ours", "n  no")
-        terminal.type("y")
-        terminal.wait_for("server 'ours' is ready")
+        terminal.wait_for("▸ [ ] ours")
+        terminal.type(f"a{ENTER}")
+        terminal.wait_for("→ ours")
         wait_for_answer(terminal, "/mcp enable ours", "is switched on already")
         wait_for_answer(terminal, "/mcp disable ours", "servers removed: ours")
         wait_for_answer(terminal, "/mcp disable ours", "is switched off already")
@@ -251,3 +253,29 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
             terminal.wait_for_prompt()
             yield terminal
             assert terminal.leave() == 0
+
+
+def test_a_project_asks_once_about_its_servers_and_starts_the_marked_ones(setup: TerminalSetup, tmp_path: Path) -> None:
+    logs = [tmp_path / f"log{number}" for number in range(2)]
+    setup.write_config(".mcp.json", honest("--log", logs[0], id="one"), honest("--log", logs[1], id="two"))
+    with setup.open(columns=WIDE) as terminal:
+        terminal.wait_for("▸ [ ] one")
+        terminal.type("2")
+        terminal.wait_for("  [x] two")
+        terminal.type(ENTER)
+        terminal.wait_for("→ two")
+        terminal.wait_for("1 server not trusted: /mcp trust")
+        terminal.wait_for(lambda: bool(diary(logs[1], "start")))
+        assert terminal.leave() == 0
+    with setup.open(columns=WIDE) as terminal:
+        terminal.wait_for("1 server not trusted: /mcp trust")
+        assert "This project configures" not in terminal.text
+        assert terminal.leave() == 0
+    assert not diary(logs[0], "start")
+    setup.write_config(".mcp.json", honest("--log", logs[0], "--other", id="one"), honest("--log", logs[1], id="two"))
+    with setup.open(columns=WIDE) as terminal:  # it isn't what was postponed
+        terminal.wait_for("▸ [ ] one")
+        assert "[ ] two" not in terminal.text
+        terminal.type(ESCAPE)
+        terminal.wait_for_prompt()
+        assert terminal.leave() == 0

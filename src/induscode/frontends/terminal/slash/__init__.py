@@ -33,6 +33,11 @@ class SlashScreen(Protocol):
         """Columns per line."""
         ...
 
+    @property
+    def can_mark(self) -> bool:
+        """Whether several choices of a list can be marked."""
+        ...
+
     def print(self, text: str) -> None:
         """Write finished text."""
         ...
@@ -132,6 +137,19 @@ async def pick(host: SlashHost, title: str, rows: Sequence[str]) -> int | None:
     choices = tuple(Choice(key=str(index), label=escape_unseen(row)) for index, row in enumerate(rows))
     reply = await host.screen.ask(Question(title=title, choices=choices, picks=True))
     return int(reply.key) if reply.key else None
+
+
+async def mark(host: SlashHost, title: str, lines: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """Have the user mark names, and return the marked ones. Where lists have no marks, ask about each."""
+    facts = tuple(map(escape_unseen, lines))
+    if not host.screen.can_mark:
+        for line in facts:
+            host.screen.show(line)
+        return [name for name in names if await confirm(host, f"{title} {name}?")]
+    choices = tuple(Choice(key=str(number), label=escape_unseen(name)) for number, name in enumerate(names, 1))
+    question = Question(title=escape_unseen(title), lines=facts, choices=choices, marks=True)
+    reply = await host.screen.ask(question)
+    return [name for number, name in enumerate(names, 1) if str(number) in reply.marked]
 
 
 def split_words(rest: str) -> list[str]:

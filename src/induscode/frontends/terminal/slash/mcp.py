@@ -27,6 +27,7 @@ from induscode.deck.mcp.drift import build_approval, describe_causes
 from induscode.deck.mcp.review import count_findings
 from induscode.frontends.terminal.render import format_duration
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, name_slash_commands, split_words
+from induscode.frontends.terminal.slash.first_start import ask_about_servers
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.plan import (
@@ -355,7 +356,10 @@ async def _trust(host: SlashHost, servers: SessionServers, words: Sequence[str])
     rows = [row for row in waiting if name in {None, row.id}]
     if not rows:
         raise SlashError("no server waits for consent" if name is None else f"server {name!r} needs no consent")
-    trusted = [row.id for row in rows if await _ask_about_server(host, row)]
+    if name is None:
+        trusted = await ask_about_servers(host, rows)
+    else:
+        trusted = [row.id for row in rows if await _ask_about_server(host, row)]
     if not trusted:
         return
     # Reread: variables are only resolved after consent.
