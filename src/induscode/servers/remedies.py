@@ -85,6 +85,27 @@ _NAMED_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
 )
 """Patterns of process output and their remedies. The first match wins."""
+_GENERAL_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(
+            r"(ModuleNotFoundError|ImportError): No module named|Cannot find (module|package)|ERR_MODULE_NOT_FOUND"
+        ),
+        "a module it needs is missing: install what it depends on, and compare its command: {get}",
+    ),
+    (
+        re.compile(r"EADDRINUSE|address already in use", re.I),
+        "its port is in use: stop what listens there, or give it another port: {get}",
+    ),
+    (
+        re.compile(r"\b(EACCES|EPERM|Permission denied|PermissionError)\b"),
+        "it may not use a file or directory that its last output names: change its permissions, or its row: {get}",
+    ),
+    (
+        re.compile(r"\bENOENT\b|No such file or directory|FileNotFoundError"),
+        "a file or directory that its last output names doesn't exist: create it, or correct its row: {get}",
+    ),
+)
+"""Causes that a more special one may explain."""
 _VARIABLE = r"\b(?!ERR_)([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b"
 _MISSING_VARIABLE = re.compile(
     rf"(?:variables?|missing|required|set|provide|KeyError)\b[^\n]{{0,40}}?[:\s'\"`]+{_VARIABLE}"
@@ -186,7 +207,7 @@ def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, en
         return damage.replace("{", "{{").replace("}", "}}")
     variable = _MISSING_VARIABLE.search("\n".join(lines))
     if variable is None:
-        return None
+        return next((remedy for pattern, remedy in _GENERAL_CAUSES if pattern.search(output)), None)
     name = variable[1] or variable[2]
     return (
         f'it needs the variable {name}: add it to its row, as in "env": {{{{"{name}": "${{{{{name}}}}}"}}}} ({{get}})'

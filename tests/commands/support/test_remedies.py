@@ -196,3 +196,18 @@ def test_finding_a13_server_for_version_1_of_the_sdk_has_its_remedy(words: str, 
 
 def test_a_command_for_a_server_is_quoted_for_a_shell() -> None:
     assert format_server_command("get", "a b") == "indus mcp get 'a b'"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ModuleNotFoundError: No module named 'mcp'", "a module it needs is missing"),
+        ("Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'zod'", "a module it needs is missing"),
+        ("Error: listen EADDRINUSE: address already in use :::8080", "its port is in use"),
+        ("PermissionError: [Errno 13] Permission denied: '/srv/x'", "it may not use a file or directory"),
+        ("Error: ENOENT: no such file or directory, scandir '/nope'", "a file or directory that its last output names"),
+        ("KeyError: 'API_TOKEN'", "it needs the variable API_TOKEN"),
+    ],
+)
+def test_a_known_cause_of_a_failed_start_names_its_fix(line: str, said: str) -> None:
+    assert advise("s", STDIO, fail("spawn_failed", stderr=("Traceback:", line)), {}).remedy.startswith(said)

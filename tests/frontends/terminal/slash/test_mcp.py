@@ -44,7 +44,7 @@ def test_a_server_that_dies_is_restarted_and_its_log_is_kept(setup: TerminalSetu
         wait_for_answer(terminal, "/mcp restart dying", "server 'dying' is ready: 2 tools")
         wait_for_answer(terminal, "/mcp logs dying", "stderr: about to die")
         wait_for_answer(terminal, "/mcp disconnect dying", "server 'dying' is disconnected")
-        wait_for_answer(terminal, "/mcp", "closed")
+        wait_for_answer(terminal, "/mcp list", "  off ")
         wait_for_answer(terminal, "/mcp disconnect dying", "server 'dying' is not connected")
         wait_for_answer(terminal, "/mcp connect dying", "server 'dying' is ready: 2 tools")
         wait_for_answer(terminal, "/mcp connect dying", "server 'dying' is connected")
@@ -56,8 +56,8 @@ def test_a_fault_is_shown_in_one_line_with_its_remedy(setup: TerminalSetup) -> N
     with setup.open(*GIVEN, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         terminal.wait_for("(/mcp says what to do)")
-        wait_for_answer(terminal, "/mcp", "Fix: install the command, or correct it")
-        assert "faulted" in terminal.text
+        wait_for_answer(terminal, "/mcp list", "Fix: install the command, or correct it")
+        assert "  failed  " in terminal.text
         assert terminal.leave() == 0
 
 
@@ -122,7 +122,7 @@ def test_a_changed_definition_is_shown_graded_and_approved(setup: TerminalSetup,
         terminal.wait_for_prompt()
         wait_for_answer(terminal, "/mcp approve drifting echo", "no tool 'echo' of 'drifting' waits for approval")
         wait_for_answer(terminal, "/mcp diff drifting", "drifting/rich: routing (description)")
-        wait_for_answer(terminal, "/mcp", "1 tool is disabled, changed since approved: rich")
+        wait_for_answer(terminal, "/mcp list", "1 tool is disabled, changed since approved: rich")
         wait_for_answer(terminal, "/mcp tools drifting", "/mcp approve drifting rich")
         wait_for_answer(terminal, "/tools rich", "/mcp approve drifting rich")
         wait_for_answer(terminal, "/mcp approve drifting", "n  no")
@@ -148,7 +148,7 @@ def test_a_changed_file_of_the_workspace_is_held_back_until_the_person_agrees(
         terminal.wait_for_prompt()
         wait_for_answer(terminal, "/mcp restart first", "server 'first' is ready")
         setup.write_config("given.json", honest(id="first"), honest("--log", planted, id="second"))
-        wait_for_answer(terminal, "/mcp", "Fix: look at it: /mcp reload")
+        wait_for_answer(terminal, "/mcp list", "Fix: look at it: /mcp reload")
         assert "note: servers held back: second" in terminal.text
         wait_for_answer(terminal, "/mcp connect second", "it is not as it was when the file was named")
         wait_for_answer(terminal, "/mcp reload", "n  no")
@@ -179,7 +179,7 @@ def test_a_broken_file_leaves_the_servers_as_they_are(setup: TerminalSetup) -> N
         assert "the servers stay as they were" in terminal.text
         path.write_text('{"mcpServers": {"first": {"command": 1}}}')
         wait_for_answer(terminal, "/mcp reload", "they were")
-        wait_for_answer(terminal, "/mcp", "ready")
+        wait_for_answer(terminal, "/mcp list", "ready")
         path.unlink()
         wait_for_answer(terminal, "/mcp reload", "they were")
         wait_for_answer(terminal, "/mcp disconnect first", "is disconnected")
@@ -196,13 +196,13 @@ def test_a_server_is_switched_off_and_on_for_the_session_or_in_its_file(setup: T
         wait_for_answer(terminal, "/mcp enable ours", "is switched on already")
         wait_for_answer(terminal, "/mcp disable ours", "servers removed: ours")
         wait_for_answer(terminal, "/mcp disable ours", "is switched off already")
-        wait_for_answer(terminal, "/mcp", "ours: switched off for this session")
+        wait_for_answer(terminal, "/mcp list", "ours: switched off for this session")
         wait_for_answer(terminal, "/mcp restart ours", "is switched off for this session: /mcp enable ours")
         wait_for_answer(terminal, "/mcp enable ours", "servers added: ours")
         assert json.loads(path.read_text())["mcpServers"]["ours"].get("enabled") is None
         wait_for_answer(terminal, "/mcp disable ours --save", "servers removed: ours")
         assert json.loads(path.read_text())["mcpServers"]["ours"]["enabled"] is False
-        wait_for_answer(terminal, "/mcp", "ours: switched off in")
+        wait_for_answer(terminal, "/mcp list", "ours: switched off in")
         wait_for_answer(terminal, "/mcp restart ours", "switched off in its file: /mcp enable ours")
         wait_for_answer(terminal, "/mcp enable ours", "servers added: ours")
         assert json.loads(path.read_text())["mcpServers"]["ours"]["enabled"] is False
@@ -278,4 +278,30 @@ def test_a_project_asks_once_about_its_servers_and_starts_the_marked_ones(setup:
         assert "[ ] two" not in terminal.text
         terminal.type(ESCAPE)
         terminal.wait_for_prompt()
+        assert terminal.leave() == 0
+
+
+def test_servers_are_a_list_to_act_on(setup: TerminalSetup) -> None:
+    gone = StdioServerConfig("gone", "no-such-command", ())
+    setup.write_config("given.json", honest(id="fine"), gone)
+    with setup.open(*GIVEN, columns=100) as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp restart fine", "server 'fine' is ready")
+        terminal.enter("/mcp")
+        terminal.wait_for("MCP servers · 1 ready, 1 failed")
+        terminal.wait_for(lambda: any(row.startswith("▸ ✓ fine  12 of 12 tools") for row in terminal.rows))
+        assert any(row.startswith("  ✗ gone  failed") for row in terminal.rows)
+        terminal.type("gone" + ENTER)
+        terminal.wait_for("Fix: install the command, or correct it")
+        terminal.wait_for(lambda: any(row.startswith("▸ logs") for row in terminal.rows))
+        terminal.type("disable" + ENTER)
+        terminal.wait_for("server 'gone' is switched off for this session")
+        terminal.enter("/mcp")
+        terminal.wait_for("MCP servers · 1 ready, 1 off")
+        terminal.type("add" + ENTER)
+        terminal.wait_for("indus mcp add NAME")
+        assert terminal.leave() == 0
+    with setup.open("--no-mcp") as terminal:
+        terminal.wait_for_prompt()
+        wait_for_answer(terminal, "/mcp", "Started with --no-mcp.")
         assert terminal.leave() == 0

@@ -52,6 +52,7 @@ class Stage:
     did: list[str] = field(default_factory=list[str])
     switched_off: set[str] = field(default_factory=set[str])
     switched_on: set[str] = field(default_factory=set[str])
+    no_mcp: bool = False
 
     def __post_init__(self) -> None:
         origin = Origin(file="/f.json", scope="user", dialect="indus")
@@ -83,7 +84,9 @@ class Stage:
         )  # fmt: skip
         conversation = SimpleNamespace(servers=servers, invocation=self)
         host = SimpleNamespace(
-            screen=SimpleNamespace(show=self.shown.append), conversation=conversation, print_table=self.print_table
+            screen=SimpleNamespace(show=self.shown.append, can_mark=False),
+            conversation=conversation,
+            print_table=self.print_table,
         )
         await MCP.run(cast("Any", host), rest)
         return [*self.shown]
@@ -152,13 +155,13 @@ async def test_the_table_of_servers_is_shown_with_problems_and_remedies() -> Non
     tokens = stage.rows[1][5]
     assert int(tokens) > 1
     assert stage.rows == [
-        ("NAME", "VIA", "PHASE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS"),
+        ("NAME", "VIA", "STATE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS"),
         ("good", "stdio", "ready", stage.rows[1][3], "1 of 2", tokens, "12 ms", "1"),
-        ("bad", "stdio", "faulted", "-", "1 of 1", tokens, "-", "0"),
-        ("new", "stdio", "untrusted", "-", "-", "-", "-", "-"),
-        ("unset", "stdio", "unresolved", "-", "-", "-", "-", "-"),
-        ("out", "stdio", "disabled", "-", "-", "-", "-", "-"),
-        ("filed", "-", "disabled", "-", "-", "-", "-", "-"),
+        ("bad", "stdio", "failed", "-", "1 of 1", tokens, "-", "0"),
+        ("new", "stdio", "not trusted", "-", "-", "-", "-", "-"),
+        ("unset", "stdio", "failed", "-", "-", "-", "-", "-"),
+        ("out", "stdio", "off", "-", "-", "-", "-", "-"),
+        ("filed", "-", "off", "-", "-", "-", "-", "-"),
     ]
     assert shown == [
         "good: 1 tool is disabled, changed since approved: old", "  Fix: /mcp approve good",
@@ -178,17 +181,18 @@ async def test_servers_are_started_and_stopped() -> None:
     assert (await stage.run("disconnect good"))[0].startswith("server 'good' is disconnected; calls of its tools fail")
     with pytest.raises(SlashError, match="server 'good' is connected"):
         await stage.run("connect good")
-    for phase, start in ((CLOSED, "restart"), (EndpointPhase.FAULTED, "restart"), (EndpointPhase.IDLE, "wake")):
+    faulted, idle = EndpointPhase.FAULTED, EndpointPhase.IDLE
+    for phase, start, word in ((CLOSED, "restart", "off"), (faulted, "restart", "failed"), (idle, "wake", "ready")):
         stage.did.clear()
         stage.statuses["good"] = EndpointStatus("good", phase, 1)
-        assert await stage.run("connect good") == [f"server 'good' is {phase}: 1 tool"]
+        assert await stage.run("connect good") == [f"server 'good' is {word}: 1 tool"]
         assert stage.did == [f"{start} good"]
         if phase is not EndpointPhase.FAULTED:
             with pytest.raises(SlashError, match="server 'good' is not connected"):
                 await stage.run("disconnect good")
     stage.statuses["bad"] = EndpointStatus("bad", EndpointPhase.FAULTED, 0, GONE)
     assert await stage.run("restart bad") == [
-        "server 'bad' is faulted: it was not found",
+        "server 'bad' is failed: it was not found",
         "  Fix: install the command, or correct it: indus mcp get bad",
     ]
 

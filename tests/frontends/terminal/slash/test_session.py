@@ -287,7 +287,7 @@ def test_servers_stay_open_in_a_fork_and_another_conversation(setup: TerminalSet
     script = (says("original"), says("copied"), says("back"))
     with setup.open("--mcp", "mcp.json", script=script, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
-        wait_for_answer(terminal, "/mcp", "honest")
+        wait_for_answer(terminal, "/mcp list", "honest")
         servers = list_servers(terminal)
         say(terminal, "one", "original")
         wait_for_answer(terminal, "/fork", "continuing conversation")

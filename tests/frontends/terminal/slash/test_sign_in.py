@@ -28,8 +28,8 @@ def test_a_person_signs_in_and_out_in_the_session(tmp_path: Path, monkeypatch: p
         with setup.open("--mcp", "given.json", columns=WIDE) as terminal:
             terminal.wait_for_prompt()
             terminal.wait_for("note: server 'demo': it needs a sign-in: /mcp login demo")
-            wait_for_answer(terminal, "/mcp", "Fix: sign in: /mcp login demo")
-            assert "idle" in terminal.text
+            wait_for_answer(terminal, "/mcp list", "Fix: sign in: /mcp login demo")
+            assert "  sign in  " in terminal.text
             terminal.enter("/mcp login demo --device")
             terminal.wait_for(lambda: CODE.search(terminal.text) is not None)
             code = CODE.search(terminal.text)

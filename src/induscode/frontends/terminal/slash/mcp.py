@@ -7,6 +7,7 @@ is asked again.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,7 +27,7 @@ from induscode.deck.mcp.capability import name_item
 from induscode.deck.mcp.drift import build_approval, describe_causes
 from induscode.deck.mcp.review import count_findings
 from induscode.frontends.terminal.render import format_duration
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, name_slash_commands, split_words
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, name_slash_commands, pick, split_words
 from induscode.frontends.terminal.slash.first_start import ask_about_servers
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
@@ -52,30 +53,81 @@ if TYPE_CHECKING:
     """Runs an action whose only word is the name of a server."""
 
 
-_HEADS = ("NAME", "VIA", "PHASE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS")
+_WORDS = {
+    **dict.fromkeys(("ready", "idle", "startable"), "ready"),
+    "connecting": "starting",
+    **dict.fromkeys(("faulted", "unresolved", "unsandboxed"), "failed"),
+    **dict.fromkeys(("untrusted", "changed"), "not trusted"),
+    **dict.fromkeys(("disabled", "closed"), "off"),
+}
+"""The word for a phase, or for the state of a row. An idle server starts with its first call."""
+_MARKS = {"ready": "✓", "failed": "✗"}
+_ACTS = {
+    "ready": ("tools", "logs", "restart", "disconnect", "disable"),
+    "starting": ("logs", "disable"),
+    "failed": ("logs", "restart", "disable"),
+    "sign in": ("login", "logs", "disable"),
+    "not trusted": ("trust", "disable"),
+    "off": ("enable", "connect", "logs"),
+}
+_HEADS = ("NAME", "VIA", "STATE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS")
 _SAVE, _DEVICE, _PASTE = "--save", "--device", "--paste"
 
 
 # -- table ------------------------------------------------------------------------------------
 
 
+async def _list_rows(host: SlashHost, servers: SessionServers) -> Sequence[tuple[tuple[str, ...], str, str]]:
+    """List each server's cells, its problem in one line, and the remedy."""
+    found = [await _describe_server(servers, row) for row in servers.plan.rows]
+    known = {row.id for row in servers.plan.rows}
+    for one in await to_thread.run_sync(find_switched_off, host.conversation.invocation):
+        if one.name not in known:
+            cells = (one.name, "-", "off", "-", "-", "-", "-", "-")
+            found.append((cells, f"switched off in {one.file}", f"/mcp enable {one.name}"))
+    if not found:
+        without = host.conversation.invocation.no_mcp
+        none = "no servers are configured: indus mcp add NAME -- COMMAND ARGUMENTS adds one"
+        host.screen.show("Started with --no-mcp." if without else none)
+    return found
+
+
+async def _choose_server(host: SlashHost, servers: SessionServers) -> None:
+    """Have the user pick a server, and what to do with it."""
+    rows = await _list_rows(host, servers)
+    if not rows:
+        return
+    width = max(len(cells[0]) for cells, _, _ in rows)
+    labels: list[str] = []
+    for cells, message, _ in rows:
+        facts = [f"{cells[4]} tools", f"{cells[5]} tokens", cells[6]] if cells[2] == "ready" else [cells[2], message]
+        text = "  ".join(fact for fact in facts if not fact.startswith("-"))
+        labels.append(f"{_MARKS.get(cells[2], '○')} {cells[0]:<{width}}  {text}")
+    counts = Counter(cells[2] for cells, _, _ in rows)
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
+    add = "+ add a server"
+    chosen = await pick(host, f"MCP servers · {summary}", [*labels, add])
+    if chosen == len(rows):
+        host.screen.show("indus mcp add NAME -- COMMAND ARGUMENTS, or a URL; then /mcp reload")
+    if chosen is None or chosen == len(rows):
+        return
+    (name, _, word, *_), message, remedy = rows[chosen]
+    if message:
+        host.screen.show(f"{name}: {message}")
+        host.screen.show(f"  Fix: {remedy}")
+    acts = _ACTS[word]
+    act = await pick(host, name, [f"{one:<10}  {_ACTIONS[one][0].rpartition(': ')[2]}" for one in acts])
+    if act is not None:
+        await _ACTIONS[acts[act]][1](host, servers, [name])
+
+
 async def _show_servers(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
     _take_no_words(words)
-    off = await to_thread.run_sync(find_switched_off, host.conversation.invocation)
-    rows: list[tuple[str, ...]] = []
-    messages: list[tuple[str, str]] = []
-    for row in servers.plan.rows:
-        cells, message, remedy = await _describe_server(servers, row)
-        rows.append(cells)
-        messages += [(f"{row.id}: {message}", remedy)] if message else []
-    known = {row.id for row in servers.plan.rows}
-    for one in off:
-        if one.name not in known:
-            rows.append((one.name, "-", "disabled", "-", "-", "-", "-", "-"))
-            messages.append((f"{one.name}: switched off in {one.file}", f"/mcp enable {one.name}"))
-    if not rows:
-        host.screen.show("no servers are configured: indus mcp add NAME -- COMMAND ARGUMENTS adds one")
+    found = await _list_rows(host, servers)
+    if not found:
         return
+    rows = [cells for cells, _, _ in found]
+    messages = [(f"{cells[0]}: {message}", remedy) for cells, message, remedy in found if message]
     host.print_table(_HEADS, rows)
     for message, remedy in messages:
         host.screen.show(message)
@@ -87,12 +139,12 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
     """Return a server's cells, its problem in one line, and the remedy."""
     mcp, name, transport = servers.mcp, row.id, name_way(row)
     if name in servers.switched_off:
-        cells = (name, transport, "disabled", "-", "-", "-", "-", "-")
+        cells = (name, transport, "off", "-", "-", "-", "-", "-")
         return cells, "switched off for this session", f"/mcp enable {name}"
     state = mcp.plan.state_of(row)
     status = mcp.status_of(name)
     if state != "startable" or status is None:
-        cells = (name, transport, state, "-", "-", "-", "-", "-")
+        cells = (name, transport, _WORDS[state], "-", "-", "-", "-", "-")
         return cells, *_explain_state(servers, row)
     shown = [card for card in mcp.capabilities if card.ref.server == name]
     disabled = [tool for tool in mcp.disabled if tool.ref.server == name]
@@ -101,7 +153,7 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
     cells = (
         name,
         transport,
-        str(status.phase),
+        "sign in" if status.fault is not None and status.phase is EndpointPhase.IDLE else _WORDS[status.phase],
         "-" if age is None else format_duration(age),
         f"{len(shown)} of {count}",
         f"{sum(estimate_definition(card.descriptor) for card in shown):,}",
@@ -174,10 +226,10 @@ async def _start(host: SlashHost, servers: SessionServers, name: str, start: Cal
         raise SlashError(str(fault)) from fault
     if status.fault is not None:
         message, remedy = await _explain_fault(servers, status, status.fault)
-        host.screen.show(f"server {name!r} is {status.phase}: {message}")
+        host.screen.show(f"server {name!r} is {_WORDS[status.phase]}: {message}")
         host.screen.show(f"  Fix: {remedy}")
         return
-    host.screen.show(f"server {name!r} is {status.phase}: {format_count(status.tool_count, 'tool')}")
+    host.screen.show(f"server {name!r} is {_WORDS[status.phase]}: {format_count(status.tool_count, 'tool')}")
 
 
 async def _disconnect(host: SlashHost, servers: SessionServers, name: str) -> None:
@@ -371,7 +423,7 @@ async def _trust(host: SlashHost, servers: SessionServers, words: Sequence[str])
         if status is not None:
             owner, tools = f"server {server!r}", format_count(status.tool_count, "tool")
             what = tools if status.fault is None else str(status.fault).removeprefix(f"{owner}: ")
-            host.screen.show(f"{owner} is {status.phase}: {what}")
+            host.screen.show(f"{owner} is {_WORDS[status.phase]}: {what}")
         else:  # it changed again, or a variable has no value
             host.screen.show(f"server {server!r} is not started: /mcp says why")
 
@@ -480,6 +532,9 @@ _ACTIONS: Mapping[str, tuple[str, Run]] = {
 async def _run(host: SlashHost, rest: str) -> None:
     servers = host.conversation.servers
     assert servers is not None  # a session with slash commands follows its configuration
+    if not rest and host.screen.can_mark:
+        await _choose_server(host, servers)
+        return
     action, *words = split_words(rest) or ["list"]
     if action not in _ACTIONS:
         raise SlashError(f"/mcp has no action {action!r}; there are: {', '.join(_ACTIONS)}")

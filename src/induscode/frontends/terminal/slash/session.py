@@ -211,7 +211,7 @@ async def _show_cost(host: SlashHost, rest: str) -> None:
     rows: list[tuple[str, ...]] = []
     for name, usage in (("this session", host.conversation.usage), ("this conversation", total)):
         is_known = usage.cost_usd is not None and (usage.cost_usd > 0 or not usage.requests)
-        cost = f"${usage.cost_usd:.2f}" if is_known else "unknown"
+        cost = f"${usage.cost_usd:.2f}" if is_known else f"no price known for {host.conversation.choice.name}"
         rows.append((name, f"{usage.requests:,}", f"{usage.input_tokens:,}", f"{usage.output_tokens:,}", cost))
     host.print_table(("", "REQUESTS", "INPUT", "OUTPUT", "COST"), rows)
     if total.cost_usd is None:
