@@ -31,10 +31,10 @@ RunTool: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]]
 
 @record
 class ChangePreview:
-    """What a call would change in a file, found without changing it."""
+    """A change that a call would make to a file, found without making it."""
 
     result: ToolResult
-    """What the call would report; an error if it would fail."""
+    """The result that the call would report; an error if it would fail."""
     before: bytes | None = None
     """The file's content; None for a new file."""
     after: bytes = b""
@@ -101,7 +101,7 @@ class ToolSpec:
     prepare: Callable[[JsonValue], JsonValue] | None = field(default=None, kw_only=True)
     """Fixes harmless mistakes of models (see `coerce_to`) before the argument check."""
     preview: PreviewCall | None = field(default=None, kw_only=True)
-    """Finds out what a call would change, to show it before it runs."""
+    """Finds the change that a call would make, to show it before it runs."""
 
 
 def define_tool(spec: ToolSpec) -> DefinedTool:

@@ -151,7 +151,7 @@ class HookFile:
         return build_consent(f"hooks of {self.file}", facts, (*lines, *changed), (warning,))
 
     def find_changed_script(self) -> str | None:
-        """Return a script that isn't what the consent covers. Blocks."""
+        """Return a script that the consent doesn't cover. Blocks."""
         for path, data in self.scripts.items():
             try:
                 if os.path.realpath(path) != path or read_small_file(path, _MAX_BYTES) != data:

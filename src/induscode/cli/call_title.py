@@ -44,7 +44,7 @@ _VERBS: dict[str, tuple[str, tuple[str, ...], Collection[str]]] = {
 
 @record
 class CallTitle:
-    """What a call does."""
+    """The effect of a call."""
 
     verb: str
     subject: str = ""

@@ -243,7 +243,7 @@ class UserCredentials(CredentialFiles):
         return f"{name} of {_hash(str(user))}" if is_known and name is not None else None
 
     def build_facts(self, key: CredentialKey) -> JsonObject:
-        """Build what a file says about its sign-in."""
+        """Build the facts of a sign-in for its file."""
         return {**super().build_facts(key), "user": self.user}
 
 

@@ -118,7 +118,7 @@ class CallFacts:
     principal: str = ""
     """The caller's identity at a gateway with access tokens; empty elsewhere."""
     change: ChangePreview | None = field(default=None, compare=False, repr=False)
-    """What a call that changes a file would change, once the user is asked about it."""
+    """The change that a call would make to a file, once the user is asked about it."""
 
     @property
     def is_discovery(self) -> bool:
@@ -165,7 +165,7 @@ class ConfinableShell(Protocol):
 
 @runtime_checkable
 class PreviewingTool(Protocol):
-    """A tool that may know what a call would change."""
+    """A tool that may know the change a call would make."""
 
     @property
     def preview(self) -> PreviewCall | None:
@@ -248,7 +248,7 @@ def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str
 
 
 async def preview_change(card: Capability, facts: CallFacts, ctx: ToolContext) -> ChangePreview | None:
-    """Find out what a call would change in a file, or return `None` if its tool can't tell."""
+    """Find the change that a call would make to a file, or return `None` if its tool can't tell."""
     tool = [*iter_layers(card)][-1]
     if facts.kind is not CallKind.FILE or not isinstance(tool, PreviewingTool) or tool.preview is None:
         return None

@@ -301,7 +301,7 @@ class Permissions:
             grant.end()
 
     async def _preview(self, card: Capability, facts: CallFacts, ctx: ToolContext) -> CallFacts | CheckResult:
-        """Add what a call would change to its facts. One that would fail or change nothing needs no question."""
+        """Add the change that a call would make to its facts. One that fails or changes nothing needs no question."""
         with self._restrict(ctx, facts) as restricted:
             preview = await preview_change(card, facts, restricted)
         if preview is None:

@@ -68,7 +68,7 @@ class PermissionRequest:
     asked_by_rule: bool = False
     """Whether a rule requires the question."""
     restorable: bool = False
-    """Whether a rewind takes back what the call does."""
+    """Whether a rewind takes the call back."""
     facts: CallFacts | None = field(default=None, compare=False, repr=False)
     place: Callable[[], str] = field(default=lambda: "", compare=False, repr=False)
     """Returns its place among several that wait: `1 of 3`."""
@@ -200,7 +200,7 @@ def _format_title(facts: CallFacts) -> str:
 
 
 def _list_brief(facts: CallFacts, decision: Decision) -> Iterator[str]:
-    """Yield what a person has to know in addition to the title, one line each."""
+    """Yield the facts that a user needs in addition to the title, one line each."""
     if facts.script is not None:
         yield from _list_command(facts.script, decision)
     if facts.remote is not None or facts.method is not None:
@@ -409,7 +409,7 @@ def build_permission_question(request: PermissionRequest) -> Question:
 
 
 def _name_saved(request: PermissionRequest) -> str:
-    """Name what a lasting yes allows."""
+    """Name the calls that a lasting yes allows."""
     facts = request.facts
     if facts is not None and facts.remote is not None and not facts.change:
         return "this tool"

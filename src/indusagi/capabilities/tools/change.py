@@ -35,7 +35,7 @@ async def run_write(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 async def preview_write(arguments: JsonObject, ctx: ToolContext) -> ChangePreview:
-    """Find out what a call of `write` would change."""
+    """Find the change that a call of `write` would make."""
     return await change_file(ctx, path_given(arguments), content=cast("str", arguments["content"]), dry_run=True)
 
 
@@ -45,7 +45,7 @@ async def run_edit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 async def preview_edit(arguments: JsonObject, ctx: ToolContext) -> ChangePreview:
-    """Find out what a call of `edit` would change."""
+    """Find the change that a call of `edit` would make."""
     return await _edit(arguments, ctx, dry_run=True)
 
 
@@ -121,7 +121,7 @@ async def change_file(
 async def _carry_out(
     ctx: ToolContext, request: EditRequest, checked: str, *, dry_run: bool
 ) -> tuple[bytes | None, EditPlan | EditRefusal]:
-    """Read the file, plan the edit and write it. Return what was read, and the plan. The caller holds the lock.
+    """Read the file, plan the edit and write it. Return the text read, and the plan. The caller holds the lock.
 
     `checked` is the resolved path as returned by the `Fs` port, which may spare it a second check.
     """

@@ -238,7 +238,7 @@ class VaultFiles:
     folder_name: ClassVar[str]
     """Name of the default directory."""
     items: ClassVar[str]
-    """What the store holds, for messages."""
+    """The contents of the store, for messages."""
     may_be_plain: ClassVar[bool] = True
     """Whether secrets may be stored as plain text."""
 
@@ -465,7 +465,7 @@ class CredentialFiles(VaultFiles):
         return None if key is None else f"{key.resource} {_digest(key)}"
 
     def build_facts(self, key: CredentialKey) -> JsonObject:
-        """Build what a file says about its sign-in."""
+        """Build the facts of a sign-in for its file."""
         return {"issuer": key.issuer, "resource": key.resource, "client": key.client}
 
     def _save(self, credentials: StoredCredentials) -> None:

@@ -105,7 +105,7 @@ class Redaction:
         return tuple(self.hide("\n".join(lines)).split("\n")) if lines else ()
 
     def hide_in_frame(self, frame: JsonValue) -> JsonValue:
-        """Replace secrets in what the server sends, except values that may be data."""
+        """Replace secrets in the server's messages, except values that may be data."""
         if not self._certain and not self._learned:
             return frame
         text = "\n".join(iter_strings(frame))

@@ -1,4 +1,4 @@
-"""The terminal's two ends: its output, what was typed before the session, and the input line's text."""
+"""The terminal's two ends: its output, keys typed before the session, and the input line's text."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class EventRenderer:
         return [*rows, *tail[-left:]] if left else rows
 
     def format_activity(self, what: str = "") -> str:
-        """Format what the turn does, or `what`, with the time since its start."""
+        """Format the turn's activity, or `what`, with the time since its start."""
         now = self._clock()
         if self._retry is not None and not what:
             event, at = self._retry
@@ -299,7 +299,7 @@ def format_status(conversation: Conversation | None, width: int, palette: Palett
 
 
 def format_farewell(conversation: Conversation) -> str:
-    """Say how to resume a conversation, and what the session used."""
+    """Say how to resume a conversation, and the session's use of tokens."""
     usage = conversation.usage
     if not usage.requests:
         return ""
@@ -346,7 +346,7 @@ class Palette:
         return self.paint(text, _DIM)
 
     def strong(self, text: str) -> str:
-        """Paint what a row is about."""
+        """Paint the subject of a row."""
         return self.paint(text, _BOLD)
 
     def warn(self, text: str) -> str:

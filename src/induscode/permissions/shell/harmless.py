@@ -56,7 +56,7 @@ class Reads:
 
 
 def find_reads(script: Script) -> Reads | None:
-    """List what a command may read, or return `None` if it may do more than read."""
+    """List the paths that a command may read, or return `None` if it may do more than read."""
     if script.flaws or script.opaque or not script.whole or not script.commands or _LASTING.search(script.text):
         return None
     if any(command not in script.commands for command in script.suspects):

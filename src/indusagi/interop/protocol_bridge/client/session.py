@@ -143,7 +143,7 @@ class ClientSession:
     ) -> None:
         limits = config.limits
         self.redaction = Redaction((config,))
-        """Hides the secrets of the row, and of requests, in what the server sends."""
+        """Hides the secrets of the row, and of requests, in the server's messages."""
         self.facts: ServerFacts | None = None
         self.on_list_changed: Callable[[Sequence[ItemKind]], None] = lambda _: None
         self.on_gap: Callable[[], None] = lambda: None

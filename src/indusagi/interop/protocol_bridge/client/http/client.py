@@ -95,7 +95,7 @@ class HttpClient:
         self._headers |= {name.lower(): value for name, value in headers.items()} | url.authorization
         self._authorizer = authorizer
         self.on_credentials: Callable[[Mapping[str, str]], None] = lambda _: None
-        """Receives the credentials of each request, so that they can be hidden in what the server sends."""
+        """Receives the credentials of each request, so that the server's messages can hide them."""
         # Some load balancers recognize a session by a cookie.
         self._cookies = CookieJar()
 
