@@ -6,6 +6,7 @@ import gc
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
@@ -147,7 +148,7 @@ def _open_session(context: click.Context, invocation: Invocation, prompt: str = 
     if not is_interactive():
         raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command")
     if os.environ.get("TERM") in {"dumb", ""}:
-        raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})")
+        invocation = replace(invocation, plain=True)
     return _run_agent(invocation, prompt)
 
 

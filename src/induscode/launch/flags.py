@@ -149,6 +149,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
         session.switch("--continue", "Continue the last conversation of this directory.", "-c"),
         session.value("--resume", "ID", "Continue the conversation with this id.", "-r", excludes=("--continue",)),
         session.switch("--fork", "With --continue or --resume: continue in a copy."),
+        session.switch("--plain", "Show the session as plain lines, for screen readers and simple terminals."),
         model.of(
             MODEL_NAME,
             value,

@@ -55,6 +55,8 @@ class Invocation:
     cluster_config: str = ""
     """On a cluster node, the file with the cluster's servers; other files win on name conflicts."""
     no_addons: bool = False
+    plain: bool = False
+    """Show the session as plain lines, without a live region."""
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"
     sandbox: SandboxMode = "auto"

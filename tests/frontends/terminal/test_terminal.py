@@ -103,15 +103,12 @@ def test_the_prompt_takes_keys_before_anything_of_the_conversation_is_imported(s
         assert terminal.leave() == 0
 
 
-def test_without_a_terminal_or_on_a_dumb_one_there_is_one_clear_error(setup: TerminalSetup) -> None:
+def test_without_a_terminal_there_is_one_clear_error(setup: TerminalSetup) -> None:
     done = run(cwd=setup.cwd)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "There is no terminal" in done.stderr
-    with setup.open(environ={"TERM": "dumb"}) as terminal:
-        assert terminal.wait_for_end() == 2
-        assert terminal.text.replace("\n", "").count("cannot show a session") == 1
 
 
 def test_without_a_model_the_session_says_so_and_ends(setup: TerminalSetup) -> None:
@@ -301,3 +298,27 @@ def test_a_signal_ends_a_busy_session_with_everything_it_started(
             terminal.hang_up()
             assert terminal.process.wait(60) == code
         assert CTRL_D not in terminal.output
+
+
+@pytest.mark.parametrize(("words", "term"), [(("--plain",), "xterm-256color"), ((), "dumb")])
+def test_a_plain_session_has_labelled_lines_and_no_control_sequences(
+    setup: TerminalSetup, words: tuple[str, ...], term: str
+) -> None:
+    script = (says("I look."), calls("bash", command="touch made"), says("Done."))
+    with setup.open(*words, script=script, environ={"TERM": term}, color=False) as terminal:
+        terminal.wait_for("you:")
+        terminal.enter("look")
+        terminal.wait_for("I look.")
+        terminal.wait_for(lambda: terminal.text.count("you:") == 2)
+        terminal.enter("make it")
+        terminal.wait_for("answer (")
+        terminal.enter("y")
+        terminal.wait_for("Done.")
+        assert "done: $ touch made" in terminal.text
+        terminal.wait_for(lambda: terminal.text.count("you:") == 3)
+        terminal.enter("/resume")
+        terminal.wait_for("there is no other conversation")
+        terminal.wait_for(lambda: terminal.text.count("you:") == 4)
+        terminal.enter("/exit")
+        assert terminal.wait_for_end() == 0
+        assert "\x1b" not in terminal.output

@@ -31,10 +31,10 @@ from indusagi.core.text import cut_text, format_count
 from induscode.cli.terminal import escape_controls, escape_unprintable
 from induscode.conversations.contract import RunResult, SpendLimit, ToolAnswered, ToolCalled
 from induscode.frontends.terminal.blocks import cut_to_cells
-from induscode.frontends.terminal.complete import InputCompleter, open_history
+from induscode.frontends.terminal.complete import InputCompleter
 from induscode.frontends.terminal.devices import describe_place, redirected_messages
+from induscode.frontends.terminal.plain import open_screen
 from induscode.frontends.terminal.render import EventRenderer, Palette, format_farewell, format_status
-from induscode.frontends.terminal.screen import Screen
 from induscode.frontends.terminal.slash import (
     SlashCommand,
     SlashError,
@@ -43,7 +43,6 @@ from induscode.frontends.terminal.slash import (
     name_slash_commands,
     parse_line,
 )
-from induscode.launch.settings import VI_MODE
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -92,7 +91,7 @@ class InteractiveApp:
     """One session on a terminal: its screen, its message queue and the open conversation."""
 
     def __init__(self, invocation: Invocation, first: str = "") -> None:
-        self.color = not os.environ.get("NO_COLOR")
+        self.color = not os.environ.get("NO_COLOR") and not invocation.plain
         self._invocation = invocation
         self._conversation: Conversation | None = None
         self.commands: Mapping[str, SlashCommand] = {}
@@ -117,8 +116,7 @@ class InteractiveApp:
         self._faults: dict[str, str] = {}
         self._completer: Completer | None = None
         completer = DynamicCompleter(lambda: self._completer)
-        vi = bool(invocation.settings.get(VI_MODE))
-        self.screen = Screen(self, color=self.color, vi=vi, history=open_history(), completer=completer)
+        self.screen = open_screen(self, invocation, color=self.color, completer=completer)
         self.screen.state.status = lambda width: format_status(self._conversation, width, Palette(self.color))
         self.screen.state.activity = self._format_activity
         self.screen.state.rows = self._list_live_rows
@@ -395,6 +393,7 @@ class InteractiveApp:
             if self._messages:
                 return self._pop_message()
             self._arrived.clear()
+            self.screen.expect_message()
             await self._arrived.wait()
         return None
 

@@ -253,6 +253,9 @@ class Screen:
         """The text in the input line."""
         return self._draft.text
 
+    def expect_message(self) -> None:
+        """Do nothing: messages may come at any time."""
+
     def offer_draft(self, text: str) -> None:
         """Put a text into the input line if it's empty."""
         if not self._draft.text:
