@@ -20,8 +20,8 @@ pytestmark = pytest.mark.process
 
 
 def run_session(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `indus` on a terminal without a model: the session ends by itself."""
-    return run_on_terminal(*arguments, cwd=cwd, TERM="xterm", **variables)
+    """Run `indus` on a terminal without a model, and choose none."""
+    return run_on_terminal(*arguments, cwd=cwd, answer=("4  No model", "4"), TERM="xterm", **variables)
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
@@ -46,8 +46,9 @@ def test_help_lists_every_option(flag: str) -> None:
 def test_bare_indus_opens_a_session_in_its_directory_and_names_the_remedy_without_a_model(tmp_path: Path) -> None:
     done = run_session(cwd=tmp_path)
     assert done.returncode == 4
-    assert f"indus {__version__} in {os.path.realpath(tmp_path)}, /help" in done.stdout
-    assert "Set ANTHROPIC_API_KEY or OPENAI_API_KEY" in done.stdout
+    assert f" · {os.path.realpath(tmp_path)}" in done.stdout
+    assert f"indus {__version__}" in done.stdout
+    assert "or set ANTHROPIC_API_KEY or OPENAI_API_KEY" in done.stdout
 
 
 def test_finding_1a1_without_a_terminal_bare_indus_is_one_clear_error(tmp_path: Path) -> None:
@@ -66,17 +67,18 @@ def test_finding_1a1_flags_reach_the_session_and_a_format_without_a_prompt_is_an
     assert "--output-format needs a prompt" in done.stderr
 
 
-def test_a_dumb_terminal_gets_one_clear_error(tmp_path: Path) -> None:
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
     done = run_on_terminal(cwd=tmp_path, TERM="dumb")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "A terminal of type 'dumb' cannot show a session" in done.stderr
+    assert done.returncode == 4
+    assert "failed: no model is set up" in done.stdout
+    assert "\x1b" not in done.stdout
 
 
 def test_another_directory_can_be_given_and_is_shown_by_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     done = run_session("-C", "link", cwd=tmp_path)
-    assert f" in {os.path.realpath(tmp_path)}/real, /help" in done.stdout
+    assert f" · {os.path.realpath(tmp_path)}/real\r\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_the_name_of_a_directory_cannot_forge_a_line(tmp_path: Path, end: str, s
     name = f"evil{end}indus in "
     (tmp_path / name / "etc").mkdir(parents=True)
     done = run_session("-C", f"{name}/etc", cwd=tmp_path)
-    assert f" in {os.path.realpath(tmp_path)}/evil{shown}indus in /etc, /help" in done.stdout
+    assert f" · {os.path.realpath(tmp_path)}/evil{shown}indus in /etc\r\n" in done.stdout
 
 
 def test_the_module_is_the_command() -> None:
@@ -252,7 +254,7 @@ def test_an_error_that_cannot_be_written_keeps_its_exit_code(script: str, code: 
 def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
     (tmp_path / "é").mkdir()
     done = run_session(cwd=tmp_path / "é", PYTHONIOENCODING="ascii")
-    assert "\\xe9, /help" in done.stdout
+    assert "\\xe9\r\n" in done.stdout
 
 
 class TestWithinTheProcess:

@@ -58,9 +58,13 @@ def _run_to_end(argv: list[str | bytes], source: str | int, **options: Any) -> s
 
 
 def run_on_terminal(
-    *arguments: str | bytes, cwd: Path | None = None, **variables: str
+    *arguments: str | bytes, cwd: Path | None = None, answer: tuple[str, str] = ("", ""), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end with a terminal as its standard input and output."""
+    """Run a command to its end with a terminal as its standard input and output.
+
+    Once the first text of `answer` is shown, type the second.
+    """
+    wanted, keys = map(str.encode, answer)
     ours, theirs = os.openpty()
     try:
         child = start_command(
@@ -78,6 +82,9 @@ def run_on_terminal(
         with child:
             while part := _read_terminal(ours):
                 shown += part
+                if keys and wanted in shown:
+                    os.write(ours, keys)
+                    keys = b""
             _, said = child.communicate(timeout=60)
     finally:
         os.close(ours)
