@@ -131,7 +131,9 @@ def write_conversation(cwd: Path) -> str:
         transcript.mark("rewind", scope="talk", to="n2", before=5, node="")
     with closing(FileCheckpoints(directory / "checkpoints")) as checkpoints:
         checkpoints.begin("n1")
-        checkpoints.record(str(cwd / f"made {EVIL.replace('/', '')}"), None)
+        made = cwd / f"made {EVIL.replace('/', '')}"
+        made.touch()
+        checkpoints.record(str(made), None)
     return name
 
 
