@@ -72,7 +72,8 @@ async def test_model_is_chosen_by_flag_then_by_key(
     model: str | None, url: str | None, environ: Mapping[str, str], choice: ModelChoice
 ) -> None:
     """A provider's key never goes to an address from a flag."""
-    assert await choose_model(asked(model, url), environ) == choice
+    found = await choose_model(asked(model, url), environ)
+    assert replace(found, context_window=None) == choice
 
 
 @pytest.mark.parametrize(
@@ -195,3 +196,19 @@ async def test_message_without_any_model_names_three_remedies(monkeypatch: pytes
     assert "ollama serve" in said
     assert "--base-url" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("model", "window"), [("claude-sonnet-4-5", 200_000), ("gpt-5.1", 400_000), ("o3", 200_000), ("openai:new", None)]
+)
+async def test_windows_of_known_models_are_known(model: str, window: int | None) -> None:
+    assert (await choose_model(asked(model), {A: "a", K: "k"})).context_window == window
+    told = await choose_model(replace(asked(model), context_window=7), {A: "a", K: "k"})
+    assert told.context_window == 7
+
+
+async def test_window_of_a_llama_server_is_read_from_its_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_PORT_PROBE_S", 20.0)
+    with model_server() as server:
+        server.props.update({"n_ctx": 8192})
+        assert (await choose_model(asked("local-model", f"{server.url}/v1"), {})).context_window == 8192

@@ -63,6 +63,8 @@ class ModelServer:
     """Bodies of the requests, in order."""
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further fields of the model in the list."""
+    props: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The settings that `GET /props` of llama.cpp gives."""
     arrivals: list[float] = field(default_factory=list[float])
     """When each request came, by the clock of `perf_counter`."""
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -127,6 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         row = {"id": "local-model", "object": "model", **self.server_state.facts}
         models = {"object": "list", "data": [row]}
+        if self.path == "/props" and self.server_state.props:
+            self._send_json(200, {"default_generation_settings": self.server_state.props})
+            return
         self._send_json(200 if self.path == "/v1/models" else 404, models)
 
     def do_POST(self) -> None:

@@ -52,6 +52,16 @@ class InvalidAddressError(CoreError):
 _KNOWN_NAMES = re.compile(r"(?P<openai>chatgpt-|gpt-(?!oss)|o\d+(?:-|$))|(?P<anthropic>claude-)")
 """Names that only one provider gives its models."""
 
+_KNOWN_WINDOWS = (
+    (re.compile(r"claude-"), 200_000),
+    (re.compile(r"gpt-5"), 400_000),
+    (re.compile(r"gpt-4\.1"), 1_000_000),
+    (re.compile(r"gpt-4o|chatgpt-"), 128_000),
+    (re.compile(r"o\d"), 200_000),
+)
+"""Context windows of the providers' models, which their lists don't give: https://docs.claude.com/en/docs/about-claude/models
+and https://platform.openai.com/docs/models."""
+
 
 @record
 class ModelChoice:
@@ -94,8 +104,10 @@ async def choose_model(
         return replace(choice, context_window=invocation.context_window)
     if choice.api == "compatible" and choice.base_url and choice.context_window is None:
         served = await _probe_server(choice.base_url, choice.name)
-        return replace(choice, context_window=served.context_window) if served else choice
-    return choice
+        window = None if served is None else served.context_window or await _probe_props(choice.base_url)
+        return replace(choice, context_window=window)
+    known = (window for pattern, window in _KNOWN_WINDOWS if pattern.match(choice.name))
+    return choice if choice.context_window else replace(choice, context_window=next(known, None))
 
 
 def list_key_references(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -282,6 +294,25 @@ async def _probe_server(
     return None
 
 
+async def _probe_props(base_url: str) -> int | None:
+    """Look up the context window at llama.cpp, whose list of models may lack it."""
+    with anyio.move_on_after(_PORT_PROBE_S):
+        try:
+            page = _parse_page(await _get(base_url.rstrip("/").removesuffix("/v1") + "/props"))
+        except (OSError, ValueError, anyio.EndOfStream, anyio.BrokenResourceError):
+            return None
+        settings = page.get("default_generation_settings") if is_json_object(page) else None
+        window = settings.get("n_ctx") if is_json_object(settings) else None
+        return window if isinstance(window, int) and window > 0 else None
+    return None
+
+
+def _parse_page(body: bytes) -> JsonValue:
+    # Some servers send chunks even over HTTP/1.0, so take the part in braces.
+    text = body.decode("utf-8", "replace")
+    return cast("JsonValue", json.loads(text[text.find("{") : text.rfind("}") + 1]))
+
+
 async def _get(url: str) -> bytes:
     """Get a page over HTTP/1.0 (RFC 1945). Importing an HTTP client takes longer than the whole probe."""
     from urllib.parse import urlsplit  # noqa: PLC0415 — needed for a probe only
@@ -305,9 +336,7 @@ async def _get(url: str) -> bytes:
 
 
 def _find_model(base_url: str, body: bytes, wanted: str | None) -> ModelChoice | None:
-    # Some servers send chunks even over HTTP/1.0, so take the part in braces.
-    text = body.decode("utf-8", "replace")
-    page = cast("JsonValue", json.loads(text[text.find("{") : text.rfind("}") + 1]))
+    page = _parse_page(body)
     rows = page.get("data") if is_json_object(page) else None
     for row in rows if isinstance(rows, list) else []:
         name = row.get("id") if is_json_object(row) else None

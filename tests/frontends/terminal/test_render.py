@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ from induscode.conversations.contract import (
     Usage,
 )
 from induscode.frontends.terminal.blocks import MAX_LINES, MAX_TEXT_CHARS
-from induscode.frontends.terminal.render import EventRenderer
+from induscode.frontends.terminal.render import EventRenderer, Palette, format_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -366,3 +367,43 @@ def test_a_dropped_answer_ends_with_a_line_about_the_retry() -> None:
     turn.feed(TextDelta("Half an", starts=True))
     shown = turn.feed(RetryScheduled("The connection dropped", 0, 2, 2))
     assert shown.splitlines() == ["Half an", "The connection dropped. Retrying now (2 of 2)"]
+
+
+def make_conversation(tokens: int = 170_000, window: int | None = 200_000) -> Any:
+    """Make what the status row reads of a conversation."""
+    phases = {"one": "ready", "two": "connecting", "three": "faulted"}
+    return SimpleNamespace(
+        usage=SimpleNamespace(cost_usd=0.123),
+        choice=SimpleNamespace(label="sonnet\x1b[2J", context_window=window),
+        context_tokens=tokens,
+        plan_mode=SimpleNamespace(active=False),
+        permissions=SimpleNamespace(permissions=SimpleNamespace(mode="ask")),
+        session=SimpleNamespace(
+            mcp=SimpleNamespace(status=lambda: {name: SimpleNamespace(phase=one) for name, one in phases.items()})
+        ),
+        resources=SimpleNamespace(delegate=SimpleNamespace(list_running=lambda: ["task"])),
+    )
+
+
+STATUS = {
+    60: r"  sonnet\x1b[2J · 85% of 200k: /compact · $0.12",
+    100: r"  sonnet\x1b[2J · 85% of 200k: /compact · $0.12 · asks before changes ⇧⇥ · starting 1 of 3 servers",
+    160: (
+        r"  sonnet\x1b[2J · 85% of 200k: /compact · $0.12 · asks before changes ⇧⇥ · starting 1 of 3 servers"
+        " · ✗ 1 server · 1 task in the background"
+    ),
+}
+
+
+@pytest.mark.parametrize("width", STATUS)
+def test_the_status_row_has_the_facts_that_fit_and_warns_of_a_full_context(width: int) -> None:
+    plain = format_status(make_conversation(), width, Palette(color=False))
+    painted = format_status(make_conversation(), width, Palette(color=True))
+    assert plain == STATUS[width]
+    assert SGR.sub("", painted) == plain
+    assert "\x1b[33m85% of 200k: /compact" in painted
+    assert ("\x1b[31m✗ 1 server" in painted) == (width == 160)
+    half = format_status(make_conversation(100_000), width, Palette(color=True))
+    assert "50% of 200k" in half
+    assert "\x1b[33m" not in half
+    assert "100k of context" in format_status(make_conversation(100_000, None), width, Palette(color=False))
