@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from tests.permissions.support import card, check_call, context, remote, rules
 from tests.support.dialogs import scripted
@@ -16,7 +17,13 @@ from induscode.deck.contract import DeckContext
 from induscode.launch.invocation import Invocation
 from induscode.permissions import load_permissions
 from induscode.permissions.check import Permissions
-from induscode.permissions.confirm import ApprovalScope, PermissionRequest, PersonApprover, build_permission_question
+from induscode.permissions.confirm import (
+    ApprovalScope,
+    PermissionAnswer,
+    PermissionRequest,
+    PersonApprover,
+    build_permission_question,
+)
 from induscode.permissions.plan_mode import PlanMode
 from induscode.permissions.rules import RuleStore
 
@@ -126,6 +133,50 @@ async def test_call_that_a_rule_asks_about_is_offered_once_only(tmp_path: Path) 
     assert (await check_call(permissions, "bash", tmp_path, command="git push")).allowed
     assert keys(dialog) == ["y", "n"]
     assert any("rule ask bash(git push *)" in line for line in dialog.questions[0].lines)
+
+
+async def test_several_questions_have_a_place_and_a_yes_for_all_edits_answers_the_rest(tmp_path: Path) -> None:
+    places: list[str] = []
+
+    class Patient:
+        async def ask(self, request: PermissionRequest) -> PermissionAnswer:
+            await anyio.wait_all_tasks_blocked()
+            places.append(request.place())
+            return PermissionAnswer(ApprovalScope.EDITS if len(places) == 2 else ApprovalScope.ONCE)
+
+    permissions, results = Permissions(approver=Patient()), list[bool]()
+
+    async def write(name: str) -> None:
+        results.append((await check_call(permissions, "write", tmp_path, path=name, content="x")).allowed)
+
+    async with anyio.create_task_group() as tasks:
+        for name in "abcd":
+            tasks.start_soon(write, name)
+    assert results == [True] * 4
+    assert places == ["1 of 4", "2 of 4"]
+    assert permissions.mode == "auto-edit"
+
+
+async def test_an_edit_that_cannot_work_or_changes_nothing_is_not_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n", encoding="utf-8")
+    dialog = scripted()
+    ctx = context(tmp_path)
+    result = await asking(dialog).run(card("write", tmp_path), {"path": "a.txt", "content": "one\n"}, ctx)
+    assert "unchanged" in str(result.content)
+    result = await asking(dialog).run(card("edit", tmp_path), {"path": "b.txt", "oldText": "x", "newText": "y"}, ctx)
+    assert result.details["code"] == "not_found"
+    assert dialog.questions == []
+
+
+async def test_an_error_that_would_quote_a_file_is_kept_back_until_a_yes(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("the secret\n", encoding="utf-8")
+    edit = {"path": "secret.txt", "oldText": "x", "newText": "y"}
+    for given in (rules(deny="read(secret.txt)"), rules(ask="read(secret.txt)")):
+        permissions = Permissions(given, approver=PersonApprover(dialog := scripted("n")))
+        result = await permissions.run(card("edit", tmp_path), {**edit}, context(tmp_path))
+        assert len(dialog.questions) == 1
+        assert dialog.questions[0].change is None
+        assert "the secret" not in str(result)
 
 
 def test_scopes_outside_the_request_are_not_offered() -> None:

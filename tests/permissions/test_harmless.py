@@ -139,7 +139,8 @@ async def test_a_harmless_command_can_neither_write_nor_reach_the_network(work: 
         result = await permissions.run(card("bash", work), {"command": "cat a.txt; git status --short"}, ctx)
         assert "two" in str(result.content)
         assert "network" in str(result.details["sandbox"])
-        confined = ctx.shell.confine()  # type: ignore[union-attr]
+        assert isinstance(ctx.shell, LocalShell)
+        confined = ctx.shell.confine()
         done = await confined.exec("touch owned; cat /proc/net/dev | tail -n +3; git config core.fsmonitor")
         assert b"Read-only file system" in done.output
         assert done.output.count(b":") <= 3, "only the loopback"

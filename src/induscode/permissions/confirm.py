@@ -423,10 +423,13 @@ def _build_change(facts: CallFacts) -> FileChange | None:
     if (change := facts.change) is None:
         return None
     details = change.result.details
+    diff = str(details.get("diff", ""))
+    if details.get("diffCut") is True:
+        diff += " … the rest is too long to show: d shows the arguments\n"
     return FileChange(
         path=facts.paths[0].resolved,
         before=None if change.before is None else change.before.decode("utf-8", "replace"),
         after=change.after.decode("utf-8", "replace"),
-        diff=str(details.get("diff", "")),
+        diff=diff,
         counts=f"+{details.get('added')} −{details.get('removed')}",  # noqa: RUF001 — a minus
     )

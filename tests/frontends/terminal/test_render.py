@@ -26,7 +26,7 @@ from induscode.conversations.contract import (
     Usage,
 )
 from induscode.frontends.terminal.blocks import MAX_LINES, MAX_TEXT_CHARS
-from induscode.frontends.terminal.render import EventRenderer, Palette, format_status
+from induscode.frontends.terminal.render import EventRenderer, Palette, format_line, format_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -317,7 +317,7 @@ def test_foreign_text_of_calls_is_escaped_and_fits(width: int, color: bool) -> N
 def test_rich_is_loaded_for_the_first_block_only() -> None:
     script = """
 import sys
-from induscode.frontends.terminal.render import EventRenderer
+from induscode.frontends.terminal.render import EventRenderer, Palette, format_line
 from induscode.conversations.contract import TextDelta, ToolAnswered, ToolCalled
 renderer = EventRenderer(width=lambda: 80, color=True)
 renderer.feed(ToolCalled("1", "bash", {"command": "ls"}))
@@ -407,3 +407,15 @@ def test_the_status_row_has_the_facts_that_fit_and_warns_of_a_full_context(width
     assert "50% of 200k" in half
     assert "\x1b[33m" not in half
     assert "100k of context" in format_status(make_conversation(100_000, None), width, Palette(color=False))
+
+
+def test_lines_are_wrapped_at_words_and_coloured_by_kind() -> None:
+    plain, color = Palette(color=False), Palette(color=True)
+    assert [*format_line(plain, "  one two three four", 12)] == ["  one two", "    three", "    four"]
+    assert [*format_line(plain, "see https://example.org/a/long/address", 20)] == [
+        "see https://example.org/a/long/address"
+    ]
+    assert [*format_line(plain, "a\x1b[2J", 20)] == [r"a\x1b[2J"]
+    assert [*format_line(color, "note: it is so", 40)] == ["\x1b[2mnote: it is so\x1b[0m"]
+    assert [*format_line(color, "✗ it failed", 40)] == ["\x1b[31m✗\x1b[0m it failed"]
+    assert [*format_line(color, "> hello", 40)] == ["\x1b[1m> hello\x1b[0m"]

@@ -16,7 +16,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 from tests.support.waiting import until
 
-from induscode.cli.dialog import Choice, Question, Reply
+from induscode.cli.dialog import Choice, FileChange, Question, Reply
 from induscode.frontends.terminal import screen as module
 from induscode.frontends.terminal.screen import Screen
 
@@ -192,6 +192,67 @@ async def test_a_text_is_checked_and_a_secret_one_is_not_shown() -> None:
         assert await stage.answer(Question(title="Key?", secret=True), f"hidden{ENTER}") == Reply(text="hidden")
         assert stage.printed()[1:] == ["→ …"]
         assert "hidden" not in stage.out.getvalue()
+
+
+CHANGE = FileChange(path="/a", before="x", after="y", diff=f"@@ -1 +1 @@\n-x\n+{'y' * 90}\n", counts="+1")
+ABOUT_A_CALL = Question(
+    title="Edit a",
+    lines=("argument: all of it",),
+    brief=("asks because: a rule",),
+    change=CHANGE,
+    prompt="Make this edit?",
+    choices=(Choice(key="y", label="Yes"), Choice(key="e", label="All edits"), *CHOICES[1:2]),
+    default="y",
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reply", "did"),
+    [
+        ([ENTER], Reply("y"), []),
+        (["2"], Reply("e"), []),
+        ([SHIFT_TAB], Reply("e"), []),
+        (["9", "n", "x", f"y{ENTER}"], Reply("n", "xy"), []),
+        ([ESCAPE], Reply(cancelled=True), ["steer"]),
+        ([CTRL_C], Reply(cancelled=True), ["interrupt"]),
+    ],
+)
+async def test_a_question_about_a_call_disappears_with_its_answer(
+    keys: list[str], reply: Reply, did: list[str]
+) -> None:
+    async with shown(columns=60) as stage:
+        assert await stage.answer(ABOUT_A_CALL, *keys) == reply
+        assert stage.printed() == []
+        assert stage.screen._list_question_rows() == []
+        assert stage.person.did == did
+
+
+async def test_d_prints_all_details_of_a_call_and_the_question_stays() -> None:
+    async with shown(columns=60, rows=14) as stage:
+        asked = asyncio.create_task(stage.screen.ask(ABOUT_A_CALL))  # noqa: TID251 — awaited below
+        await until(lambda: stage.screen.is_asking)
+        rows = stage.screen._list_question_rows()
+        assert rows[:4] == ["", "● Edit a  +1", "    asks because: a rule", "     1 - x"]
+        assert rows[-5:] == [
+            "  Make this edit?",
+            "▸ y  Yes",
+            "  e  All edits",
+            "  n  No",
+            "  esc  No, and stop · d details",
+        ]
+        assert "argument: all of it" not in stage.out.getvalue()
+        stage.keys.send_text("d")
+        await until(lambda: "argument: all of it" in stage.out.getvalue())
+        assert "y" * 90 in stage.out.getvalue()
+        stage.keys.send_text("1")
+        assert await asked == Reply("y")
+
+
+async def test_a_question_waits_after_a_message_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 600.0)
+    async with shown() as stage:
+        await stage.press(f"go{ENTER}", "submit 'go'")
+        assert not stage.screen._paused.is_set(), "a second Enter may follow"
 
 
 async def test_text_waits_until_the_open_question_is_answered() -> None:

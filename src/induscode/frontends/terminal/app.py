@@ -480,9 +480,9 @@ class InteractiveApp:
             if not is_done and not self._leaving.cancelled:
                 self.screen.show(f"/{command.name} was cancelled")
         except SlashError as exc:
-            self.screen.show(str(exc))
+            self.screen.show(f"✗ {exc}")
         except (CoreError, OSError) as exc:
-            self.screen.show(f"/{name} failed: {exc}")
+            self.screen.show(f"✗ /{name} failed: {exc}")
         finally:
             self._turn = None
 

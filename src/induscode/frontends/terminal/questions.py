@@ -15,6 +15,8 @@ from induscode.frontends.terminal.blocks import cut_to_cells, measure_cells, wra
 from induscode.frontends.terminal.render import Palette, format_diff_rows, to_visible
 
 _LIST_ROWS = 7
+_WHOLE = 1_000_000
+"""Rows and columns of a diff that isn't cut."""
 _BODY_ROWS = 3
 """Rows of one fact."""
 _MARK_HINT = "space marks · a all · enter goes on with the marked ones · esc not now"
@@ -84,7 +86,7 @@ class OpenQuestion:
         for line in self.question.lines:
             yield from (f"  {row}" for row in wrap_to_cells(line, width - 2))
         if self.question.change is not None:
-            yield from format_diff_rows(palette, self.question.change.diff, width, len(self.question.change.diff))
+            yield from format_diff_rows(palette, self.question.change.diff, _WHOLE, _WHOLE)
         yield ""
 
     def _list_head(self, palette: Palette, width: int) -> Iterator[str]:
@@ -103,7 +105,7 @@ class OpenQuestion:
             rows = [*wrap_to_cells(line, width - 4)]
             yield from (f"    {row}" for row in rows[:_BODY_ROWS])
         if self.question.change is not None:
-            yield from format_diff_rows(palette, self.question.change.diff, width, 1_000)
+            yield from format_diff_rows(palette, self.question.change.diff, width, _WHOLE)
 
     def _list_choices(self, palette: Palette, width: int) -> Iterator[str]:
         if self.question.prompt:

@@ -503,6 +503,24 @@ def format_diff_rows(palette: Palette, diff: str, width: int, limit: int = DIFF_
         yield palette.dim(cut_to_cells(f"    … {more} · ctrl-o shows all", width))
 
 
+def format_line(palette: Palette, text: str, width: int) -> Iterator[str]:
+    """Yield the rows of a finished line, wrapped at words. Notes are dim, prompts bold, the marks of errors red.
+
+    A line with a word longer than a row, such as an address, stays whole: the terminal wraps it, and copies it as one.
+    """
+    text = escape_unprintable(text)
+    lead = text[: len(text) - len(text.lstrip())]
+    room = width - len(lead) - 2
+    paint = palette.dim if text.startswith("note: ") else palette.strong if text.startswith("> ") else str
+    if measure_cells(text) <= width or any(measure_cells(word) > room for word in text.split()):
+        rows = [text]
+    else:
+        first, *others = wrap_to_cells(text.lstrip(), room)
+        rows = [lead + first, *(f"{lead}  {row}" for row in others)]
+    for row in rows:
+        yield f"{palette.fail('✗')}{row[1:]}" if row.startswith("✗ ") else paint(row)
+
+
 def render_markdown(text: str, width: int, *, color: bool) -> str:
     """Render a whole Markdown text."""
     from induscode.frontends.terminal.markdown import BlockRenderer  # noqa: PLC0415 — rich, a tenth of a second

@@ -36,7 +36,7 @@ from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import escape_unprintable
 from induscode.frontends.terminal.devices import FoldedPastes, VisibleInput, open_output, open_pager, read_typed_ahead
 from induscode.frontends.terminal.questions import HINT, OpenQuestion
-from induscode.frontends.terminal.render import Palette, render_markdown
+from induscode.frontends.terminal.render import Palette, format_line, render_markdown
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
@@ -186,8 +186,8 @@ class Screen:
             self.refresh()
 
     def show(self, text: str) -> None:
-        """Write one finished line, escaped."""
-        self.print(escape_unprintable(text))
+        """Write one finished line, escaped, wrapped, and coloured by its kind."""
+        self.print("\n".join(format_line(self._palette, text, self.width)) + "\n")
 
     def refresh(self) -> None:
         """Redraw within one frame; keys redraw immediately."""
