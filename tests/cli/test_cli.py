@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_written_is_told_with_its_path(tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"indus: {home}: ")
+    assert done.stderr.splitlines()[-1].startswith(f"indus: {home}")
     assert "Errno" not in done.stderr
 
 
