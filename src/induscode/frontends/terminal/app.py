@@ -440,11 +440,14 @@ class InteractiveApp:
         elif event.event == "phase" and status.phase in {"faulted", "idle"} and status.fault is not None:
             fault = str(status.fault)
             fault = fault if repr(server) in fault else f"server {server!r}: {fault}"
-            # A server that needs a sign-in is idle, and its message already names the command.
-            more = " (/mcp says what to do)" if status.phase == "faulted" else ""
             if self._faults.get(server) != fault:
                 self._faults[server] = fault
-                self.screen.show(f"note: {name_slash_commands(fault)}{more}")
+                cause, _, output = name_slash_commands(fault).partition(" (its stderr: ")
+                # A server that needs a sign-in is idle, and its message already names the command.
+                is_failed = status.phase == "faulted"
+                self.screen.show(f"✗ {cause} (/mcp says what to do)" if is_failed else f"note: {cause}")
+                if output:
+                    self.screen.show(f"  {output.removesuffix(')')}")
         self.screen.refresh()
 
     def _describe_starts(self) -> list[str]:
