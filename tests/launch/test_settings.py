@@ -105,6 +105,7 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "tool_search.share": (25, 25, [0, 101, "10"]),
     "tool_search.count": (0, 0, [-1, "many"]),
     "tool_search.always_list": (["git__*"], ("git__*",), ["git__*", [""]]),
+    "session.vi": (True, True, ["yes", 1, None]),
     "registry.url": ("https://mirror.example", "https://mirror.example", ["mirror", 3]),
     "code.enabled": (True, True, ["yes", 1, None]),
     "code.max_calls": (7, 7, [0, "7", 10**6]),
