@@ -51,7 +51,7 @@ def test_finding_b10_no_color_is_obeyed_and_a_pipe_gets_neither_colour_nor_descr
 def test_finding_b10_a_failed_server_is_red_and_its_message_is_wrapped(tmp_path: Path) -> None:
     configured(user_file(), {"good": row(), "bad": faulty("exits", 3, "the database is not there")})
     shown = on_terminal("mcp", "list", cwd=tmp_path, columns=60)
-    assert "\x1b[31mfaulted" in shown
+    assert "\x1b[31mfailed" in shown
     assert "\x1b[32mready" in shown
     plain = ESCAPE.sub("", shown)
     assert max(map(len, plain.splitlines())) <= 60

@@ -47,7 +47,7 @@ def is_started(tmp_path: Path) -> bool:
         ("resources read @good:test://text", "text"),
         ("prompts list good", "/good:"),
         ("mcp get good", "name: good"),
-        ("mcp doctor good", "handshake: done"),
+        ("mcp doctor good", "state: ready"),
     ],
 )
 def test_finding_u1_commands_start_only_the_server_they_name(

@@ -116,10 +116,10 @@ def redirect_to_null(descriptor: int) -> None:
 
 
 STATE_STYLES: Mapping[str, str] = {
-    **dict.fromkeys(("ready", "known", "asked", "built in", "enroll"), "green"),
+    **dict.fromkeys(("ready", "enroll"), "green"),
+    **dict.fromkeys(("sign in", "not trusted", "off"), "yellow"),
     **dict.fromkeys(("disabled", "untrusted", "changed", "unsandboxed", "unresolved", "retire"), "yellow"),
-    **dict.fromkeys(("faulted", "fault", "quarantine"), "red"),
-    **dict.fromkeys(("unseen", "unchecked"), "dim"),
+    **dict.fromkeys(("failed", "faulted", "fault", "quarantine"), "red"),
 }
 """Colours of server states and ledger events."""
 

@@ -25,6 +25,7 @@ from induscode.launch.options import define_command, name_profile, read_invocati
 from induscode.search.background import INSTALL_NUMPY, has_numpy, open_index
 from induscode.search.items import SearchKind, format_signature
 from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
+from induscode.servers.plan import name_state
 from induscode.servers.remedies import format_command
 
 _NOTHING_FOUND = 1
@@ -86,8 +87,9 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool) -> int:
     if as_json:
         return 0
     print_line("")
+    shown: list[JsonObject] = [{**cost, "state": name_state(str(cost["state"]))} for cost in costs]
     heads, members = ("SOURCE", "STATE", "TOOLS", "TOKENS"), itemgetter("name", "state", "tools", "tokens")
-    Listing("sources", costs, heads, members, total=[{"name": "all", "state": "", **total}]).show(as_json=False)
+    Listing("sources", shown, heads, members, total=[{"name": "all", "state": "", **total}]).show(as_json=False)
     if listing.disabled:
         print_line("")
         off = [(tool.name, tool.ref.server, tool.grade, tool.approve_command) for tool in listing.disabled]

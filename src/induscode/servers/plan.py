@@ -172,6 +172,24 @@ STATE_REMEDIES = {
     "unresolved": "one of its variables has no value",
 }
 """Why a configured server doesn't start, with the command that helps. `{}` is its name."""
+_WORDS = {
+    **dict.fromkeys(("ready", "idle", "startable", "known", "asked", "built in"), "ready"),
+    **dict.fromkeys(("connecting", "starting"), "starting"),
+    **dict.fromkeys(("faulted", "unresolved", "unsandboxed"), "failed"),
+    **dict.fromkeys(("untrusted", "changed"), "not trusted"),
+    **dict.fromkeys(("disabled", "closing", "closed"), "off"),
+    **dict.fromkeys(("unchecked", "unseen"), "-"),
+}
+
+
+def name_state(state: str, reason: str | None = None) -> str:
+    """Return the word for a server's phase or its row's state, or "-" if it hasn't been tried.
+
+    An idle server starts with its first call, unless a fault with this reason keeps it down.
+    """
+    if state == "idle" and reason is not None:
+        return "sign in" if reason == "sign_in" else "failed"
+    return _WORDS[state]
 
 
 def name_trust_command(row: ServerRow) -> str:

@@ -228,7 +228,7 @@ def test_switched_off_and_on_again_it_is_as_it_was(tmp_path: Path) -> None:
     assert run("mcp", "disable", "s", cwd=tmp_path).returncode == 0
     listed = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
     assert [(one["name"], one["phase"]) for one in listed] == [("s", "disabled"), ("t", "disabled")]
-    assert "phase: disabled" in run("mcp", "get", "s", cwd=tmp_path).stdout
+    assert "phase: off" in run("mcp", "get", "s", cwd=tmp_path).stdout
     run("mcp", "enable", "s", cwd=tmp_path)
     run("mcp", "enable", "t", cwd=tmp_path)
     assert servers_of(user_file()) == {"s": {"command": "sh", "x": 1}, "t": {"command": "sh"}}

@@ -84,7 +84,7 @@ def test_without_a_check_nothing_is_started_and_the_last_count_is_told(tmp_path:
     log = tmp_path / "log"
     configured(user_file(), {"honest": row("--log", log)})
     plain = run("mcp", "list", "--no-check", cwd=tmp_path)
-    assert plain.stdout.splitlines()[1].split() == ["honest", "stdio", "unchecked", "-", "user"]
+    assert plain.stdout.splitlines()[1].split() == ["honest", "stdio", "-", "-", "user"]
     assert not log.exists()
     run("mcp", cwd=tmp_path)
     assert len(diary(log, "start")) == 1
@@ -173,7 +173,7 @@ def test_the_doctor_says_of_each_server_what_is_the_matter_and_what_to_do(tmp_pa
     assert done.returncode == 1
     parts = {part.partition(" ")[0]: part for part in _parts(done.stdout)}
     assert f"command: {sys.executable}: {os.path.abspath(sys.executable)}" in parts["good"]
-    assert "handshake: done" in parts["good"]
+    assert "state: ready" in parts["good"]
     assert "protocol: 2025-11-25 (legacy), server: honest 1.0" in parts["good"]
     assert f"tools: {len(HONEST_TOOLS)}" in parts["good"]
     assert "latency: " in parts["good"]
@@ -188,7 +188,7 @@ def test_the_doctor_says_of_each_server_what_is_the_matter_and_what_to_do(tmp_pa
     assert "address: http://…@127.0.0.1:9/mcp?…" in parts["away"]
     assert "Fix: " in parts["away"]
     assert "the variable NOT_SET_HERE is not set" in parts["open"]
-    assert "trust: unknown" in parts["theirs"]
+    assert "state: not trusted" in parts["theirs"]
     assert "Fix: look at it and consent to it: indus mcp trust theirs" in parts["theirs"]
     assert "s3cret" not in done.stdout + done.stderr
 
@@ -232,7 +232,7 @@ def test_a_server_that_cannot_list_is_told(tmp_path: Path) -> None:
     configured(user_file(), {"odd": faulty("lists", "no-list"), "dirty": faulty("dirty")})
     done = run("mcp", "doctor", cwd=tmp_path)
     assert "\x1b" not in done.stdout + done.stderr
-    assert "handshake: done" in done.stdout
+    assert "state: ready" in done.stdout
 
 
 def test_a_command_beside_its_directory_is_found(tmp_path: Path) -> None:

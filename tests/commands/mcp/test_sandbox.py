@@ -35,7 +35,7 @@ def test_a_profile_is_added_shown_and_asked_about(tmp_path: Path) -> None:
     assert "\nsandbox: strict\n" in run("mcp", "get", "clock", cwd=tmp_path).stdout
     assert told("mcp", "get", "clock", "--json", cwd=tmp_path)["sandbox"] == "strict"
     assert told("mcp", "list", "--no-check", "--json", cwd=tmp_path)["servers"][0]["sandbox"] == "strict"
-    assert "clock  stdio, strict  unchecked" in run("mcp", "list", "--no-check", cwd=tmp_path).stdout
+    assert "clock  stdio, strict  -" in run("mcp", "list", "--no-check", cwd=tmp_path).stdout
     one_line(run("mcp", "add", "--sandbox", "tight", *words, cwd=tmp_path), "'tight' is not one of")
     wider = {"profile": "strict", "hosts": ["api.example"], "write": ["~/out"]}
     configured(project_file(tmp_path), {"a": row(sandbox="strict"), "b": row(sandbox=wider)})

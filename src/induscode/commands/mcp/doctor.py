@@ -64,6 +64,7 @@ from induscode.servers.plan import (
     find_row,
     format_url,
     list_secret_warnings,
+    name_state,
     name_transport,
 )
 from induscode.servers.remedies import advise, format_server_command
@@ -107,9 +108,11 @@ class _Findings:
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
     """For a server without consent: references that look like secrets."""
+    state: str = ""
+    """For people: the word that `indus mcp list` and `/mcp` show."""
 
     def as_json(self) -> JsonObject:
-        hidden = {"references", "warnings", "has_labels"}
+        hidden = {"references", "warnings", "has_labels", "state"}
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in hidden}
         values |= {"stderr": [*self.stderr], "notes": [*self.notes], "labels": [*self.labels]}
         values |= {key: [one.as_json() for one in getattr(self, key)] for key in ("disabled", "findings")}
@@ -208,6 +211,7 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         package, sha256 = (clean_text(str(row.registry.get(key, "")))[0] for key in ("package", "sha256"))
         findings.package = f"{package} ({describe_verification(package, sha256)})"
     state = plan.state_of(row)
+    findings.state = name_state(state)
     if state in {"untrusted", "changed"}:
         findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
         findings.references = build_reference_facts(row)
@@ -267,6 +271,7 @@ async def _examine(
             if waits_for_user(fault)
             else "failed"
         )
+        findings.state = name_state(endpoint.phase, fault.detail.reason)
         findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
         findings.stderr = fault.detail.stderr[-_MAX_STDERR_LINES:]
         advice = advise(findings.name, config, fault, os.environ, connected=connected)
@@ -322,12 +327,11 @@ def _print_report(
         print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
     for findings in examined:
         print_line(f"{findings.name} ({findings.transport}, {findings.file})")
-        lines = [f"trust: {findings.trust}"]
+        lines = [f"state: {findings.state}"]
         lines.append(f"{'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
         lines += [] if findings.sandbox is None else [_describe_sandbox(findings)]
         lines += [] if findings.package is None else [f"package: {findings.package}"]
         lines += [f"WARNING: {warning}" for warning in findings.warnings]
-        lines.append(f"handshake: {findings.handshake}")
         if findings.handshake == "done":
             lines.append(f"protocol: {findings.version} ({findings.era}), server: {findings.server or 'says no name'}")
             lines.append(f"tools: {'not listed' if findings.tools is None else findings.tools}")
@@ -511,7 +515,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
         found.append(status)
         if status.fault is None:
             tools = format_count(status.tool_count, "tool")
-            print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
+            print_line(f"Server {name!r}: {name_state(status.phase)}, {tools}, {took_s:.1f} s")
             print_notes(note for note in mcp.notes if note in status.notes)
         elif not needs_sign_in(status.fault):
             print_status(f"{status.fault}. Added anyway. To diagnose: {format_server_command('doctor', name)}")

@@ -37,6 +37,7 @@ from induscode.servers.plan import (
     find_row,
     find_switched_off,
     list_secret_warnings,
+    name_state,
     name_transport,
     name_way,
 )
@@ -58,8 +59,6 @@ _HEADS = tuple(key.upper() for key in _KEYS)
 _WATCH_HEADS = ("NAME", "TRANSPORT", "PHASE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS", "MESSAGE")
 _DEBOUNCE_S = 0.05
 """`--watch` redraws once for all changes within this time."""
-_PHASES = ("unresolved", "connecting")
-"""The longest phases, for the column width."""
 _NO_SERVERS = "No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"
 _IN_ORDER_S = 1.0
 """How long a slow server may hold up the rows that follow it in the files."""
@@ -92,7 +91,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
         write_json({"servers": []}) if as_json else print_line(_NO_SERVERS)
         return 0
     names = [str(row["name"]) for row in off] + [row.id for row in plan.rows]
-    columns = (names, [name_way(row) for row in plan.rows] or ("stdio",), _PHASES, (), ("project",))
+    columns = (names, [name_way(row) for row in plan.rows] or ("stdio",), ("not trusted",), (), ("project",))
     table = None if as_json else GrowingTable(_HEADS, columns, numbers=("TOOLS",))
     rows: list[JsonObject] = []
 
@@ -255,11 +254,17 @@ async def _read_states(plan: ServerPlan, *, reviews: bool) -> _States:
 
 def _list_cells(facts: JsonObject) -> list[JsonValue]:
     cells = ["-" if facts[key] is None else facts[key] for key in _KEYS]
+    cells[_KEYS.index("phase")] = _name_phase(facts)
     sandbox = facts["sandbox"]
     profile = sandbox.get("container", sandbox.get("profile")) if isinstance(sandbox, dict) else sandbox
     if profile not in {None, "off"}:
         cells[1] = f"{cells[1]}, {profile}"
     return cells
+
+
+def _name_phase(facts: JsonObject) -> str:
+    fault = facts["fault"]
+    return name_state(str(facts["phase"]), str(fault["reason"]) if isinstance(fault, dict) else None)
 
 
 def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
@@ -360,7 +365,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
     if as_json:
         write_json(facts)
         return 0
-    for key, value in facts.items():
+    for key, value in {**facts, "phase": _name_phase(facts)}.items():
         if key in {"references", "disabled", "findings"}:
             for item in cast("list[JsonObject]", value):
                 if key == "findings":
@@ -372,7 +377,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
                 else:
                     tool, reason, approve = (_format_value(item[part]) for part in ("name", "reason", "approve"))
                     print_line(f"disabled: {tool} ({reason}); approve: {approve}")
-        elif value not in (None, "", []):
+        elif value not in (None, "", "-", []):
             text = ", ".join(map(_format_value, value)) if isinstance(value, list) else _format_value(value)
             print_line(f"{key}: {text}")
     return 0

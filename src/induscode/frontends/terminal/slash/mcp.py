@@ -36,6 +36,7 @@ from induscode.servers.plan import (
     build_unknown_server,
     find_switched_off,
     list_secret_warnings,
+    name_state,
     name_way,
     switch_server,
 )
@@ -53,14 +54,6 @@ if TYPE_CHECKING:
     """Runs an action whose only word is the name of a server."""
 
 
-_WORDS = {
-    **dict.fromkeys(("ready", "idle", "startable"), "ready"),
-    "connecting": "starting",
-    **dict.fromkeys(("faulted", "unresolved", "unsandboxed"), "failed"),
-    **dict.fromkeys(("untrusted", "changed"), "not trusted"),
-    **dict.fromkeys(("disabled", "closed"), "off"),
-}
-"""The word for a phase, or for the state of a row. An idle server starts with its first call."""
 _MARKS = {"ready": "✓", "failed": "✗"}
 _ACTS = {
     "ready": ("tools", "logs", "restart", "disconnect", "disable"),
@@ -90,6 +83,10 @@ async def _list_rows(host: SlashHost, servers: SessionServers) -> Sequence[tuple
         none = "no servers are configured: indus mcp add NAME -- COMMAND ARGUMENTS adds one"
         host.screen.show("Started with --no-mcp." if without else none)
     return found
+
+
+def _name_state(status: EndpointStatus) -> str:
+    return name_state(status.phase, None if status.fault is None else status.fault.detail.reason)
 
 
 async def _choose_server(host: SlashHost, servers: SessionServers) -> None:
@@ -144,7 +141,7 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
     state = mcp.plan.state_of(row)
     status = mcp.status_of(name)
     if state != "startable" or status is None:
-        cells = (name, transport, _WORDS[state], "-", "-", "-", "-", "-")
+        cells = (name, transport, name_state(state), "-", "-", "-", "-", "-")
         return cells, *_explain_state(servers, row)
     shown = [card for card in mcp.capabilities if card.ref.server == name]
     disabled = [tool for tool in mcp.disabled if tool.ref.server == name]
@@ -153,7 +150,7 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
     cells = (
         name,
         transport,
-        "sign in" if status.fault is not None and status.phase is EndpointPhase.IDLE else _WORDS[status.phase],
+        _name_state(status),
         "-" if age is None else format_duration(age),
         f"{len(shown)} of {count}",
         f"{sum(estimate_definition(card.descriptor) for card in shown):,}",
@@ -226,10 +223,10 @@ async def _start(host: SlashHost, servers: SessionServers, name: str, start: Cal
         raise SlashError(str(fault)) from fault
     if status.fault is not None:
         message, remedy = await _explain_fault(servers, status, status.fault)
-        host.screen.show(f"server {name!r} is {_WORDS[status.phase]}: {message}")
+        host.screen.show(f"server {name!r} is {_name_state(status)}: {message}")
         host.screen.show(f"  Fix: {remedy}")
         return
-    host.screen.show(f"server {name!r} is {_WORDS[status.phase]}: {format_count(status.tool_count, 'tool')}")
+    host.screen.show(f"server {name!r} is {_name_state(status)}: {format_count(status.tool_count, 'tool')}")
 
 
 async def _disconnect(host: SlashHost, servers: SessionServers, name: str) -> None:
@@ -423,7 +420,7 @@ async def _trust(host: SlashHost, servers: SessionServers, words: Sequence[str])
         if status is not None:
             owner, tools = f"server {server!r}", format_count(status.tool_count, "tool")
             what = tools if status.fault is None else str(status.fault).removeprefix(f"{owner}: ")
-            host.screen.show(f"{owner} is {_WORDS[status.phase]}: {what}")
+            host.screen.show(f"{owner} is {_name_state(status)}: {what}")
         else:  # it changed again, or a variable has no value
             host.screen.show(f"server {server!r} is not started: /mcp says why")
 
