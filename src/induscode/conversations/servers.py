@@ -7,7 +7,7 @@ user, the session keeps the rows it started with, because the model could have c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -43,6 +43,8 @@ class ServerPhases:
         self._clock = clock
         self._phases: dict[str, tuple[EndpointPhase, float]] = {}
         self._causes: dict[str, str] = {}
+        self.awaited: Collection[str] = ()
+        """Servers that a command starts, which reports their faults itself."""
 
     def __call__(self, event: FleetEvent) -> None:
         """Handle a fleet event."""

@@ -440,12 +440,12 @@ class InteractiveApp:
         elif event.event == "phase" and status.phase in {"faulted", "idle"} and status.fault is not None:
             fault = str(status.fault)
             fault = fault if repr(server) in fault else f"server {server!r}: {fault}"
-            if self._faults.get(server) != fault:
-                self._faults[server] = fault
+            is_shown, self._faults[server] = self._faults.get(server) == fault, fault
+            servers = None if self._conversation is None else self._conversation.servers
+            if not is_shown and (servers is None or server not in servers.phases.awaited):
                 cause, _, output = name_slash_commands(fault).partition(" (its stderr: ")
                 # A server that needs a sign-in is idle, and its message already names the command.
-                is_failed = status.phase == "faulted"
-                self.screen.show(f"✗ {cause} (/mcp says what to do)" if is_failed else f"note: {cause}")
+                self.screen.show(f"✗ {cause} (/mcp says what to do)" if status.phase == "faulted" else f"note: {cause}")
                 if output:
                     self.screen.show(f"  {output.removesuffix(')')}")
         self.screen.refresh()

@@ -42,12 +42,12 @@ def test_a_server_that_dies_is_restarted_and_its_log_is_kept(setup: TerminalSetu
         terminal.wait_for("it died")
         terminal.wait_for("✗ server 'dying': the connection was lost: it was ended by SIGKILL (/mcp says what to do)")
         terminal.wait_for("  about to die")
-        wait_for_answer(terminal, "/mcp restart dying", "server 'dying' is ready: 2 tools")
+        wait_for_answer(terminal, "/mcp restart dying", "✓ dying: 2 tools")
         wait_for_answer(terminal, "/mcp logs dying", "stderr: about to die")
         wait_for_answer(terminal, "/mcp disconnect dying", "server 'dying' is disconnected")
         wait_for_answer(terminal, "/mcp list", "  off ")
         wait_for_answer(terminal, "/mcp disconnect dying", "server 'dying' is not connected")
-        wait_for_answer(terminal, "/mcp connect dying", "server 'dying' is ready: 2 tools")
+        wait_for_answer(terminal, "/mcp connect dying", "✓ dying: 2 tools")
         wait_for_answer(terminal, "/mcp connect dying", "server 'dying' is connected")
         assert terminal.leave() == 0
 
@@ -95,7 +95,7 @@ def test_an_untrusted_server_of_the_project_is_trusted_and_used(setup: TerminalS
         terminal.type(" ")
         terminal.wait_for("▸ [x] ours")
         terminal.type(ENTER)
-        terminal.wait_for("server 'ours' is ready: 12 tools")
+        terminal.wait_for("✓ ours: 12 tools")
         terminal.enter("call it")
         terminal.wait_for("done")
         wait_for_answer(terminal, "/mcp trust ours", "server 'ours' needs no consent")
@@ -103,6 +103,21 @@ def test_an_untrusted_server_of_the_project_is_trusted_and_used(setup: TerminalS
         assert terminal.leave() == 0
     assert "heard" in setup.requested()
     assert len(diary(log, "start")) == 1
+
+
+def test_a_trusted_server_that_fails_shows_its_fault_once(setup: TerminalSetup) -> None:
+    setup.write_config(".mcp.json", StdioServerConfig("broken", "sh", ["-c", "echo no key >&2; exit 4"]))
+    with setup.open("--approval", "all", columns=WIDE) as terminal:
+        terminal.wait_for("▸ [ ] broken")
+        terminal.type(ESCAPE)
+        terminal.wait_for("1 server not trusted: /mcp trust")
+        wait_for_answer(terminal, "/mcp trust broken", "n  no")
+        terminal.type("y")
+        terminal.wait_for("  Fix: ")
+        assert terminal.text.count("exited with code 4") == 1
+        assert "servers changed" not in terminal.text
+        assert "✗ broken: the connection could not be made: it exited with code 4" in terminal.text
+        assert terminal.leave() == 0
 
 
 def test_a_changed_definition_is_shown_graded_and_approved(setup: TerminalSetup, tmp_path: Path) -> None:
@@ -147,7 +162,7 @@ def test_a_changed_file_of_the_workspace_is_held_back_until_the_person_agrees(
     setup.write_config("given.json", honest(id="first"))
     with setup.open(*GIVEN, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
-        wait_for_answer(terminal, "/mcp restart first", "server 'first' is ready")
+        wait_for_answer(terminal, "/mcp restart first", "✓ first: ")
         setup.write_config("given.json", honest(id="first"), honest("--log", planted, id="second"))
         wait_for_answer(terminal, "/mcp list", "Fix: look at it: /mcp reload")
         assert "note: servers held back: second" in terminal.text
@@ -165,7 +180,7 @@ def test_a_changed_file_of_the_workspace_is_held_back_until_the_person_agrees(
         wait_for_answer(terminal, "/mcp reload", "n  no")
         terminal.type("y")
         terminal.wait_for("servers changed: second")
-        wait_for_answer(terminal, "/mcp connect second", "second' is")
+        wait_for_answer(terminal, "/mcp connect second", "second")
         assert len(diary(planted, "start")) == 1
         assert terminal.leave() == 0
 
@@ -174,7 +189,7 @@ def test_a_broken_file_leaves_the_servers_as_they_are(setup: TerminalSetup) -> N
     path = setup.write_config("given.json", honest(id="first"))
     with setup.open(*GIVEN, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
-        wait_for_answer(terminal, "/mcp restart first", "server 'first' is ready")
+        wait_for_answer(terminal, "/mcp restart first", "✓ first: ")
         path.write_text('{"mcpServers": {')
         wait_for_answer(terminal, "/mcp tools first", "first__echo")
         assert "the servers stay as they were" in terminal.text
@@ -287,7 +302,7 @@ def test_servers_are_a_list_to_act_on(setup: TerminalSetup) -> None:
     setup.write_config("given.json", honest(id="fine"), gone)
     with setup.open(*GIVEN, columns=100) as terminal:
         terminal.wait_for_prompt()
-        wait_for_answer(terminal, "/mcp restart fine", "server 'fine' is ready")
+        wait_for_answer(terminal, "/mcp restart fine", "✓ fine: ")
         terminal.enter("/mcp")
         terminal.wait_for("MCP servers · 1 ready, 1 failed")
         terminal.wait_for(lambda: any(row.startswith("▸ ✓ fine  12 of 12 tools") for row in terminal.rows))

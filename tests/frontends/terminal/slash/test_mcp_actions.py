@@ -79,7 +79,7 @@ class Stage:
         )  # fmt: skip
         servers = SimpleNamespace(
             plan=plan, mcp=mcp, switched_off=self.switched_off, switched_on=self.switched_on,
-            phases=SimpleNamespace(get_age=self.get_age), find_held_back=self.find_held_back,
+            phases=SimpleNamespace(get_age=self.get_age, awaited=()), find_held_back=self.find_held_back,
             apply_plan=self.apply_plan, read_plan=self.read_plan,
         )  # fmt: skip
         conversation = SimpleNamespace(servers=servers, invocation=self)
@@ -177,22 +177,26 @@ async def test_the_table_of_servers_is_shown_with_problems_and_remedies() -> Non
 
 async def test_servers_are_started_and_stopped() -> None:
     stage = Stage()
-    assert await stage.run("restart good") == ["server 'good' is ready: 2 tools"]
+    assert await stage.run("restart good") == ["✓ good: 2 tools"]
     assert (await stage.run("disconnect good"))[0].startswith("server 'good' is disconnected; calls of its tools fail")
     with pytest.raises(SlashError, match="server 'good' is connected"):
         await stage.run("connect good")
     faulted, idle = EndpointPhase.FAULTED, EndpointPhase.IDLE
-    for phase, start, word in ((CLOSED, "restart", "off"), (faulted, "restart", "failed"), (idle, "wake", "ready")):
+    for phase, start, word in (
+        (CLOSED, "restart", "○ good: off"),
+        (faulted, "restart", "✗ good: failed"),
+        (idle, "wake", "✓ good: 1 tool"),
+    ):
         stage.did.clear()
         stage.statuses["good"] = EndpointStatus("good", phase, 1)
-        assert await stage.run("connect good") == [f"server 'good' is {word}: 1 tool"]
+        assert await stage.run("connect good") == [word]
         assert stage.did == [f"{start} good"]
         if phase is not EndpointPhase.FAULTED:
             with pytest.raises(SlashError, match="server 'good' is not connected"):
                 await stage.run("disconnect good")
     stage.statuses["bad"] = EndpointStatus("bad", EndpointPhase.FAULTED, 0, GONE)
     assert await stage.run("restart bad") == [
-        "server 'bad' is failed: it was not found",
+        "✗ bad: it was not found",
         "  Fix: install the command, or correct it: indus mcp get bad",
     ]
 

@@ -36,7 +36,7 @@ def test_a_person_signs_in_and_out_in_the_session(tmp_path: Path, monkeypatch: p
             assert code is not None
             site.issuer.approve(code[1])
             terminal.wait_for("signed in to 'demo'")
-            terminal.wait_for("server 'demo' is ready: 1 tool")
+            terminal.wait_for("✓ demo: 1 tool")
             wait_for_answer(terminal, "/mcp logout demo", "signed out of 'demo'")
             wait_for_answer(terminal, "/mcp logout demo", "there is no sign-in to 'demo'")
             assert terminal.leave() == 0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 import click
@@ -216,17 +218,37 @@ async def _restart(host: SlashHost, servers: SessionServers, name: str) -> None:
 
 async def _start(host: SlashHost, servers: SessionServers, name: str, start: Callable[[str], Awaitable[None]]) -> None:
     """Start a server, wait until it's up or failed, and report which."""
+    began = monotonic()
     try:
-        await start(name)
-        status = servers.mcp.require_status(name)
+        with _awaiting(servers, [name]):
+            await start(name)
+        await _report_start(host, servers, servers.mcp.require_status(name), began)
     except ProtocolFault as fault:
         raise SlashError(str(fault)) from fault
+
+
+@contextmanager
+def _awaiting(servers: SessionServers, names: Collection[str]) -> Generator[None]:
+    """Leave the faults of these servers to `_report_start` inside the block."""
+    servers.phases.awaited = names
+    try:
+        yield
+    finally:
+        servers.phases.awaited = ()
+
+
+async def _report_start(host: SlashHost, servers: SessionServers, status: EndpointStatus, began: float) -> None:
+    """Report a start: the tools and, from one second on, the time it took; or the fault with its remedy."""
+    name, word = status.server, _name_state(status)
     if status.fault is not None:
         message, remedy = await _explain_fault(servers, status, status.fault)
-        host.screen.show(f"server {name!r} is {_name_state(status)}: {message}")
+        host.screen.show(f"{'○' if word == 'sign in' else '✗'} {name}: {message}")
         host.screen.show(f"  Fix: {remedy}")
         return
-    host.screen.show(f"server {name!r} is {_name_state(status)}: {format_count(status.tool_count, 'tool')}")
+    took = monotonic() - began - (servers.phases.get_age(name) or 0)
+    facts = [format_count(status.tool_count, "tool")] if word == "ready" else [word]
+    facts += [format_duration(took)] if took >= 1 else []
+    host.screen.show(f"{_MARKS.get(word, '○')} {name}: {', '.join(facts)}")
 
 
 async def _disconnect(host: SlashHost, servers: SessionServers, name: str) -> None:
@@ -412,15 +434,17 @@ async def _trust(host: SlashHost, servers: SessionServers, words: Sequence[str])
     if not trusted:
         return
     # Reread: variables are only resolved after consent.
-    _show_changes(host, await servers.apply_plan(await _read_plan(servers)))
-    started = [server for server in trusted if server in servers.mcp.plan.configs]
-    await servers.mcp.wake(started)
+    plan, began = await _read_plan(servers), monotonic()
+    with _awaiting(servers, trusted):
+        changes = await servers.apply_plan(plan)
+        others = [one for one in changes if not {*one.removeprefix("servers changed: ").split(", ")} <= {*trusted}]
+        _show_changes(host, others)
+        started = [server for server in trusted if server in servers.mcp.plan.configs]
+        await servers.mcp.wake(started)
     for server in trusted:
         status = servers.mcp.status_of(server) if server in started else None
         if status is not None:
-            owner, tools = f"server {server!r}", format_count(status.tool_count, "tool")
-            what = tools if status.fault is None else str(status.fault).removeprefix(f"{owner}: ")
-            host.screen.show(f"{owner} is {_name_state(status)}: {what}")
+            await _report_start(host, servers, status, began)
         else:  # it changed again, or a variable has no value
             host.screen.show(f"server {server!r} is not started: /mcp says why")
 
