@@ -72,7 +72,7 @@ def run_turns(turns: int) -> tuple[list[Sample], list[tuple[float, float]]]:
         socket = os.path.join(folder, "observer")
         session = Session([sys.executable, _SUBJECT, socket, *words], folder, **where)
         try:
-            session.read_until(b"context 0")
+            session.read_until(b"of context")
             for number in range(1, turns + 1):
                 session.type(f"message {number}\r")
                 session.read_until(f"End of turn {number}.".encode())
