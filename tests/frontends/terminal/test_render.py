@@ -415,6 +415,13 @@ def test_lines_are_wrapped_at_words_and_coloured_by_kind() -> None:
     assert [*format_line(plain, "see https://example.org/a/long/address", 20)] == [
         "see https://example.org/a/long/address"
     ]
+    page = "https://issuer.example/authorize?state=1"
+    assert [*format_line(plain, f"Sign in at: {page}", 30)] == ["Sign in at:", page]
+    assert [*format_line(color, f"Sign in at: {page}", 30)] == [
+        "Sign in at:",
+        f"\x1b]8;;{page}\x1b\\https://issuer.example/autho…\x1b]8;;\x1b\\",
+    ]
+    assert [*format_line(color, f"Sign in at: {page}\x1b]8;;x", 30)][1].startswith(f"\x1b]8;;{page}\\x1b]8;;x\x1b\\")
     assert [*format_line(plain, "a\x1b[2J", 20)] == [r"a\x1b[2J"]
     assert [*format_line(color, "note: it is so", 40)] == ["\x1b[2mnote: it is so\x1b[0m"]
     assert [*format_line(color, "✗ it failed", 40)] == ["\x1b[31m✗\x1b[0m it failed"]

@@ -503,12 +503,21 @@ def format_diff_rows(palette: Palette, diff: str, width: int, limit: int = DIFF_
         yield palette.dim(cut_to_cells(f"    … {more} · ctrl-o shows all", width))
 
 
+_SIGN_IN = "Sign in at: "
+
+
 def format_line(palette: Palette, text: str, width: int) -> Iterator[str]:
     """Yield the rows of a finished line, wrapped at words. Notes are dim, prompts bold, the marks of errors red.
 
-    A line with a word longer than a row, such as an address, stays whole: the terminal wraps it, and copies it as one.
+    A line with a word longer than a row stays whole: the terminal wraps it, and copies it as one. The page of a sign-in
+    is a link of one row (OSC 8) if the terminal has colour, and otherwise a whole line.
     """
     text = escape_unprintable(text)
+    if text.startswith(_SIGN_IN) and measure_cells(text) > width:
+        address = text.removeprefix(_SIGN_IN)
+        link = f"\x1b]8;;{address}\x1b\\{cut_to_cells(address, width - 1)}\x1b]8;;\x1b\\"
+        yield from (_SIGN_IN.rstrip(), link if palette.color and address.isascii() else address)
+        return
     lead = text[: len(text) - len(text.lstrip())]
     room = width - len(lead) - 2
     paint = palette.dim if text.startswith("note: ") else palette.strong if text.startswith("> ") else str
