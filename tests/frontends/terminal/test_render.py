@@ -70,10 +70,11 @@ class Turn:
         self.text += new
         return new
 
-    def call(self, name: str, arguments: JsonValue = None, seconds: float = 0.3, **answer: object) -> str:
+    def call(self, name: str, arguments: JsonValue = None, seconds: float = 0.3, **answer: Any) -> str:
         self.feed(ToolCalled("1", name, arguments))
         self.now += seconds
-        return self.feed(ToolAnswered(**{"id": "1", "name": name, "text": "", "is_error": False, **answer}))  # type: ignore[arg-type] — fields by name
+        facts: dict[str, Any] = {"id": "1", "name": name, "text": "", "is_error": False, **answer}
+        return self.feed(ToolAnswered(**facts))
 
 
 def render(text: str, cuts: Sequence[int] = (), *, width: int = 80, color: bool = False) -> str:
@@ -173,7 +174,7 @@ def test_a_call_is_one_line_when_it_ends() -> None:
     assert turn.call("bash", {"command": "git  status\n"}, seconds=12) == "✓ $ git status · no output · 12s\n"
     assert turn.call("webfetch", {"url": "https://a.b/c"}, text="page") == "✓ Fetch a.b/c · page\n"
     assert turn.call("process", {"action": "poll", "id": "bg-1"}, text="x") == "✓ Process poll bg-1 · x\n"
-    said = {"text": "bash was not run: the rule says no\n- why", "is_error": True, "code": "denied"}
+    said: dict[str, Any] = {"text": "bash was not run: the rule says no\n- why", "is_error": True, "code": "denied"}
     assert turn.call("bash", **said) == "⊘ $ · the rule says no\n"
     assert (
         turn.feed(ToolAnswered("9", "nope", "no tool", is_error=True, code="unknown_tool")) == "✗ nope · no such tool\n"
@@ -200,7 +201,11 @@ def test_paths_are_relative_to_the_working_directory() -> None:
 def test_a_command_shows_the_ends_of_its_output_and_more_of_its_errors() -> None:
     kept: list[tuple[str, str]] = []
     turn = Turn()
-    turn.renderer._keep = lambda title, text: kept.append((title, text))
+
+    def keep(title: str, text: str) -> None:
+        kept.append((title, text))
+
+    turn.renderer._keep = keep
     text = "".join(f"{number}\n" for number in range(1, 401))
     shown = turn.call("bash", {"command": "seq 1 400"}, text=text).splitlines()
     assert shown == [
@@ -209,24 +214,24 @@ def test_a_command_shows_the_ends_of_its_output_and_more_of_its_errors() -> None
     assert kept == [("Run seq 1 400", text)]
     three = turn.call("bash", {"command": "x"}, text="a\n  b\nc\n[a note]", details={"notes": 1}, seconds=2.06)
     assert three.splitlines() == ["✓ $ x · 2.1s", "    a", "      b", "    c"]
-    failed = {"is_error": True, "code": "failed", "details": {"exitCode": 3, "notes": 1}}
+    failed: dict[str, Any] = {"is_error": True, "code": "failed", "details": {"exitCode": 3, "notes": 1}}
     assert turn.call("bash", {"command": "x"}, text="no\n[exit code 3]", **failed) == "✗ $ x · exit 3\n    no\n"
     shown = turn.call("bash", {"command": "x"}, text=f"{text}[exit code 3]", **failed).splitlines()
     assert shown[:3] == ["✗ $ x · exit 3", "    … 395 more lines · ctrl-o shows all", "    396"]
     assert len(shown) == 7
-    ended = {"is_error": True, "code": "timeout", "details": {"notes": 1}}
+    ended: dict[str, Any] = {"is_error": True, "code": "timeout", "details": {"notes": 1}}
     assert turn.call("bash", {"command": "x"}, text="(no output)\n[timed out]", **ended) == "✗ $ x · timeout\n"
 
 
 def test_finding_u2_call_line_leaves_out_the_time_of_the_user() -> None:
     turn = Turn()
     assert turn.call("bash", {"command": "x"}, seconds=62.5, waited_s=60.0) == "✓ $ x · no output · 2.5s\n"
-    said = {"is_error": True, "code": "denied", "waited_s": 60.0}
+    said: dict[str, Any] = {"is_error": True, "code": "denied", "waited_s": 60.0}
     text = "bash was not run: the user declined\n- runs: x"
     assert turn.call("bash", {"command": "x"}, seconds=90, text=text, **said) == "⊘ $ x · declined\n"
     text = "bash was not run: the user declined: use make\n- runs: x"
     assert turn.call("bash", {"command": "x"}, text=text, **said) == "⊘ $ x · declined: use make\n"
-    details = {"details": {"created": True}}
+    details: dict[str, Any] = {"details": {"created": True}}
     assert turn.call("write", {"path": "a"}, text="write was not run: the user declined", **said, **details) == (
         "⊘ Create a · declined\n"
     )

@@ -102,7 +102,7 @@ def test_diff_shows_changes_and_new_files_and_runs_no_program_of_the_repository(
 
 @pytest.mark.process
 def test_init_asks_the_model_to_write_instructions(setup: TerminalSetup) -> None:
-    with setup.open(script=(calls("bash", command="true"), says("Written.")), columns=WIDE) as terminal:
+    with setup.open(script=(calls("ls", path="."), says("Written.")), columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         terminal.enter("/init in French")
         terminal.wait_for_answer("Written.")
