@@ -8,6 +8,7 @@ import anyio
 import pytest
 from tests.permissions.support import card, check_call, context, remote, rules
 from tests.support.dialogs import scripted
+from tests.support.waiting import until
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.runtime.calls import current_agent
@@ -140,7 +141,7 @@ async def test_several_questions_have_a_place_and_a_yes_for_all_edits_answers_th
 
     class Patient:
         async def ask(self, request: PermissionRequest) -> PermissionAnswer:
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda: request.place().endswith("of 4"))  # the changes of all four have been found
             places.append(request.place())
             return PermissionAnswer(ApprovalScope.EDITS if len(places) == 2 else ApprovalScope.ONCE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_a_yes_is_for_what_was_shown(tmp_path: Path) -> None:
     log = watched(tmp_path)
     done = typed("y\n", "mcp", "trust", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"command: {HONEST[0]} " in done.stdout
+    assert f"command: {shlex.quote(HONEST[0])} " in done.stdout
     assert str(log) in done.stdout
     assert "theirs: trusted as it is" in done.stdout
     assert not log.exists()

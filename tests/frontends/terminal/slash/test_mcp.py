@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,8 @@ def test_an_untrusted_server_of_the_project_is_trusted_and_used(setup: TerminalS
     with setup.open("--approval", "all", script=script, columns=WIDE) as terminal:
         terminal.wait_for("This project configures 1 MCP server (")
         terminal.wait_for("▸ [ ] ours")
-        assert f"command: {sys.executable} -I -S {SERVERS / 'honest.py'} --log {log}" in terminal.text
+        words = (sys.executable, "-I", "-S", str(SERVERS / "honest.py"), "--log", str(log))
+        assert f"command: {shlex.join(words)}" in terminal.text
         terminal.type(ESCAPE)
         terminal.wait_for("1 server not trusted: /mcp trust")
         wait_for_answer(terminal, "/mcp list", "Fix: /mcp trust ours")
