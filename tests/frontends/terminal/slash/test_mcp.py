@@ -132,7 +132,7 @@ def test_a_changed_definition_is_shown_graded_and_approved(setup: TerminalSetup,
     definition.write_text(json.dumps({"description": "As it was."}))
     with setup.open(*GIVEN, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
-        wait_for_answer(terminal, "/mcp connect drifting", "drifting' is")
+        wait_for_answer(terminal, "/mcp restart drifting", "✓ drifting: 13 tools")
         wait_for_answer(terminal, "/mcp diff drifting", "every tool is as it was approved")
         assert terminal.leave() == 0
     definition.write_text(json.dumps({"description": "As it is."}))
