@@ -77,7 +77,7 @@ def _require(store: TokenStore, name: str) -> TokenEntry:
     entry = _find(store, name)
     if entry is None:
         known = [one.name for one in store.list_entries() if one.kind == "token"]
-        raise build_unknown_name(f"There is no token {name!r} ('indus tokens list')", name, known)
+        raise build_unknown_name(f"There is no token {name!r} (to see yours: indus tokens list)", name, known)
     return entry
 
 
