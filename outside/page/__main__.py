@@ -37,7 +37,8 @@ _LOADS = 5
 _LIVE_MS = 1_000
 _WINDOWS = (("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360))
 _VIEWS = {
-    "servers": "",
+    "home": "",
+    "servers": "/servers",
     "server": "/server?name=many",
     "fault": "/server?name=broken",
     "consent": "/server?name=ours",
@@ -48,7 +49,7 @@ _VIEWS = {
     "prompts": "/prompts",
     "prompt": "/prompt?server=many&name=count",
     "approvals": "/approvals",
-    "drift": "/drift",
+    "changes": "/changes",
     "calls": "/calls",
     "call": f"/call?number={CALLS}",
     "timeline": "/timeline",
@@ -231,7 +232,7 @@ def _use_servers(scene: Scene, page: PageRun, options: _Options) -> None:
     page.open("/server?name=many")
     page.press("Restart")
     browser.wait_for_text("many: ready")
-    page.open("/drift")
+    page.open("/changes")
     browser.wait_for_text("id_rsa")
     options.keep_picture(browser, "page-changed-light-1280.png")
     page.press("Refuse")

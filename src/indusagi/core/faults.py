@@ -32,6 +32,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── SkillError             a skill that cannot be used as it is
 ├── HookError              a hook without an answer
 ├── ConsentChangedError    a yes to something that has changed since the user looked
+├── InstallError           a client's file that cannot be changed
 ├── InvalidPromptError     nothing to ask, or too much of it
 ├── InvalidRuleError       a permission rule that cannot be parsed
 ├── UnansweredError        a question that nobody answered

@@ -47,7 +47,7 @@ ROUTES: Mapping[str, tuple[str, str, str]] = {
     "session": ("GET", "/ui/session?id=1", "look"),
     "events": ("GET", "/ui/events", "look"),
     "server form": ("POST", "/ui/server", "act"),
-    "drift form": ("POST", "/ui/drift", "act"),
+    "changes form": ("POST", "/ui/changes", "act"),
     "approval form": ("POST", "/ui/approvals", "act"),
     "tool form": ("POST", "/ui/tool", "try"),
     "resource form": ("POST", "/ui/resources", "try"),
@@ -237,7 +237,7 @@ async def test_finding_p2_without_a_token_the_page_knows_its_cookie_alone(
         assert host.acted == []
 
 
-@pytest.mark.parametrize("path", ["/ui/server", "/ui/tool", "/ui/drift", "/ui/resources", "/ui/prompt"])
+@pytest.mark.parametrize("path", ["/ui/server", "/ui/tool", "/ui/changes", "/ui/resources", "/ui/prompt"])
 async def test_finding_p3_a_read_only_page_acts_for_nobody(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served("token", "read-only", monkeypatch) as host:
         headers = {"authorization": f"Bearer {USER}"}

@@ -388,22 +388,22 @@ async def test_changes_of_definitions_are_shown_and_decided() -> None:
     seen = DisabledTool(ref, "lib__look", DriftGrade.ROUTING, ["description"])
     unseen = DisabledTool(RemoteToolRef("lib", "old"), "lib__old", DriftGrade.ROUTING, ["inputSchema"])
     source = Source(drifts=[changed, title], disabled=[seen, unseen])
-    pages = [await servers.show_drifts(ask(source, user)) for user in (PERSON, GUEST)]
+    pages = [await servers.show_changes(ask(source, user)) for user in (PERSON, GUEST)]
     form = {"server": "lib", "item": "look", "kind": "tool", "digest": "0" * 64, "action": "approve"}
     with pytest.raises(PageError, match="has changed since you looked") as failed:
-        await servers.show_drifts(ask(source, PERSON, form))
+        await servers.show_changes(ask(source, PERSON, form))
     assert (failed.value.status, source.done) == (409, [])
     pin = pages[0].content.partition('name="digest" value="')[2].partition('"')[0]
     assert pin == build_approval("lib", [changed]).digest
     with pytest.raises(PageError, match="lib/look no longer waits for approval"):
-        await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
+        await servers.show_changes(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
     pages += [
-        await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "action": action}))
+        await servers.show_changes(ask(source, PERSON, {**form, "digest": pin, "action": action}))
         for action in ("approve", "refuse")
     ]
     refused = ("drift", "lib", "look", "refused by a person: routing change of description")
     assert source.done == [("allow", ref), (ref, changed.digest), refused]
-    check_page("drift", *pages, await servers.show_drifts(ask(Source())))
+    check_page("changes", *pages, await servers.show_changes(ask(Source())))
 
 
 async def test_findings_are_shown_and_all_definitions_of_a_server_approved_together() -> None:
@@ -415,7 +415,7 @@ async def test_findings_are_shown_and_all_definitions_of_a_server_approved_toget
         Drift(refs[1], DriftGrade.ROUTING, None, raw, "added"),
     )
     source = Source([capability("lib", "look")], summaries=[LIB], drifts=[held, added], findings=[finding])
-    view = await servers.show_drifts(ask(source))
+    view = await servers.show_changes(ask(source))
     shown = '<li><strong>serious</strong>: description: asks to hide: "&lt;b&gt;" [secrecy]</li>'
     card = source.cards[0].name
     for page in (
@@ -425,16 +425,16 @@ async def test_findings_are_shown_and_all_definitions_of_a_server_approved_toget
     ):
         assert shown in page.content
     assert "Approve all 2 of lib" in view.content
-    assert "Approve all" not in (await servers.show_drifts(ask(source, GUEST))).content
+    assert "Approve all" not in (await servers.show_changes(ask(source, GUEST))).content
     form = {"server": "lib", "action": "approve", "digest": build_approval("lib", [held]).digest}
     with pytest.raises(PageError, match="has changed since you looked"):
-        await servers.show_drifts(ask(source, PERSON, form))
+        await servers.show_changes(ask(source, PERSON, form))
     form["digest"] = build_approval("lib", [held, added]).digest
-    view = await servers.show_drifts(ask(source, PERSON, form))
+    view = await servers.show_changes(ask(source, PERSON, form))
     assert "approved as it is now" in view.content
     assert source.done == [done for one in (held, added) for done in (("allow", one.ref), (one.ref, one.digest))]
     with pytest.raises(PageError, match="no longer waits"):
-        await servers.show_drifts(ask(source, PERSON, {**form, "action": "refuse"}))
+        await servers.show_changes(ask(source, PERSON, {**form, "action": "refuse"}))
 
 
 # -- calls and the ledger -------------------------------------------------------------------------
@@ -553,9 +553,9 @@ def test_the_frame_has_the_navigation_the_rights_and_what_waits() -> None:
     token = replace(PERSON, form_key="")
     check_page(
         "frame",
-        build_page(view, PERSON, "/work/here", {"approvals": 0, "drift": 0}),
-        build_page(replace(view, section="drift"), GUEST, "/work/here", {"approvals": 1, "drift": 2}, has_cluster=True),
-        build_page(view, token, "/work/here", {"approvals": 0, "drift": 0}),
+        build_page(view, PERSON, "/work/here", {"home": 0, "changes": 0}),
+        build_page(replace(view, section="changes"), GUEST, "/work/here", {"home": 1, "changes": 2}, has_cluster=True),
+        build_page(view, token, "/work/here", {"home": 0, "changes": 0}),
         build_refusal("this page is read-only"),
         build_sign_in(""),
         build_sign_in("Signed out."),

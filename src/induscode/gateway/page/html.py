@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from urllib.parse import urlencode
 
+from click import ClickException
+
+from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
 from indusagi.core.time import iso_utc, now_ms
@@ -19,8 +22,11 @@ from induscode.cli.terminal import format_age
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
+    from induscode.core.consent import Consent
     from induscode.deck.mcp.review import Finding
-    from induscode.gateway.page.access import PageUser
+    from induscode.gateway.page.access import PageRequest, PageUser
+
+    Action: TypeAlias = Callable[[PageRequest], Awaitable["Node"]]
 
 _VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _ADDRESSES: Final = frozenset({"action", "href", "src"})
@@ -154,6 +160,20 @@ def build_form(user: PageUser, target: str, /, *children: Node, button: str, loo
     key = tag("input", type_="hidden", name="form_key", value=user.form_key)
     submit = tag("button", button, type_="submit", cls=look or None)
     return tag("form", key, fields, children, submit, method="post", action=target)
+
+
+def build_consent(
+    user: PageUser, target: str, consent: Consent, /, *children: Node, button: str, action: str, **hidden: str
+) -> Html:
+    """Build a question of consent: its facts in full, and a form that's bound to their digest."""
+    hidden |= {"action": action, "digest": consent.digest}
+    return tag(
+        "article",
+        tag("h2", consent.heading),
+        show_text("\n".join(consent.details)),
+        build_form(user, target, *children, button=button, look="main", **hidden),
+        cls="warning",
+    )
 
 
 def build_filter(path: str, button: str, fields: Sequence[Html], /, **hidden: str) -> Html:
@@ -368,3 +388,20 @@ class PageError(Exception):
     def __init__(self, message: str, status: int = 404) -> None:
         super().__init__(message)
         self.status = status
+
+
+async def run_action(page: PageRequest, actions: Mapping[str, Action]) -> Html | None:
+    """Run the action of the submitted form, if any, and say what it did or why it failed.
+
+    An action is bound to what was shown: the form has its digest, and `Consent.check_digest` refuses another one.
+    """
+    if not page.form:
+        return None
+    act = actions.get(page.form.get("action", ""))
+    if act is None:
+        raise PageError(f"There is no action {page.form.get('action', '')!r}", 400)
+    try:
+        return tag("p", await act(page), role="status", cls="said")
+    except (CoreError, OSError, ClickException) as exc:
+        text = exc.format_message() if isinstance(exc, ClickException) else str(exc)
+        return tag("p", text, role="alert", cls="said")

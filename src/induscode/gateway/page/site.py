@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 
 _VIEWS: Mapping[str, tuple[str, str]] = {
-    "": ("servers", "show_servers"),
+    "": ("home", "show_home"),
+    "/servers": ("servers", "show_servers"),
     "/approvals": ("approvals", "show_approvals"),
     "/server": ("servers", "show_server"),
     "/tools": ("items", "show_tools"),
@@ -52,7 +53,7 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/resources": ("items", "show_resources"),
     "/prompts": ("items", "show_prompts"),
     "/prompt": ("items", "show_prompt"),
-    "/drift": ("servers", "show_drifts"),
+    "/changes": ("servers", "show_changes"),
     "/calls": ("calls", "show_calls"),
     "/call": ("calls", "show_call"),
     "/timeline": ("timeline", "show_timeline"),
@@ -63,12 +64,12 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/sign-ins": ("sign_ins", "show_sign_ins"),
 }
 """Module and function of each view; modules load on first request."""
-_ACTING: Final = frozenset({"/server", "/drift", "/approvals"})
-"""Views whose forms change state."""
-_CALLING: Final = frozenset({"/tool", "/resources", "/prompt"})
-"""Views whose forms send a request to a tool or a server."""
-_OWN: Final = "/sign-ins"
-"""The view whose forms change what belongs to their user alone."""
+_FORMS: Mapping[str, str] = {
+    "/server": "can_act", "/changes": "can_act", "/approvals": "can_act",
+    "/tool": "can_try", "/resources": "can_try", "/prompt": "can_try",
+    "/sign-ins": "can_look",
+}  # fmt: skip
+"""The right that a view's forms need. Those of sign-ins change what belongs to their user alone."""
 _LOGIN: Final = ("/login", "/callback")
 _LOGIN_COOKIE: Final = "_login"
 _STATIC: Final = {
@@ -231,13 +232,13 @@ class PageSite:
         return await self._show(source, user, request, show, form if request.method == "POST" else {})
 
     def _check_method(self, user: PageUser, method: str, path: str, form: Mapping[str, str]) -> None:
-        changing = _ACTING | _CALLING | {_OWN}
-        if method == "POST" and path in changing:
+        right = _FORMS.get(path)
+        if method == "POST" and right is not None:
             _check_form(user, form)
-            if path != _OWN and not (user.rights.can_act if path in _ACTING else user.rights.can_try):
+            if not getattr(user.rights, right):
                 raise HttpRefusal(403, "your token doesn't allow that" if self.mode == "full" else _READ_ONLY)
         elif method not in {"GET", "HEAD"}:
-            raise refuse_method("GET, POST" if path in changing else "GET")
+            raise refuse_method("GET" if right is None else "GET, POST")
 
     def _find_user(self, request: HttpRequest) -> PageUser:
         """Return the signed-in browser or token client; `HttpRefusal` if the token doesn't open the page."""
@@ -307,7 +308,7 @@ class PageSite:
             view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
         finally:
             current_client.reset(client)
-        waiting = {"approvals": len(await source.list_waiting()), "drift": len(source.session.mcp.disabled)}
+        waiting = {"home": len(await source.list_waiting()), "changes": len(source.session.mcp.disabled)}
         cwd = source.session.invocation.cwd
         has_sign_ins = source.user_sign_ins is not None and bool(source.user_sign_ins.list_servers())
         page_text = build_page(view, user, cwd, waiting, has_cluster=source.node is not None, has_sign_ins=has_sign_ins)
@@ -341,19 +342,20 @@ def _read_static(name: str) -> bytes:
 # -- layout -----------------------------------------------------------------------------------
 
 
-_SECTIONS = {
-    "servers": ("", "Servers"),
-    "approvals": ("/approvals", "Needs you"),
-    "tools": ("/tools", "Tools"),
-    "resources": ("/resources", "Resources"),
-    "prompts": ("/prompts", "Prompts"),
-    "drift": ("/drift", "Drift"),
-    "calls": ("/calls", "Calls"),
-    "timeline": ("/timeline", "Timeline"),
-    "sessions": ("/sessions", "Sessions"),
-    "sign-ins": ("/sign-ins", "Sign-ins"),
-    "cluster": ("/cluster", "Cluster"),
+_SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Home": {"home": ("", "Home")},
+    "Servers": {"servers": ("/servers", "Servers")},
+    "Tools": {
+        "tools": ("/tools", "Tools"),
+        "resources": ("/resources", "Resources"),
+        "prompts": ("/prompts", "Prompts"),
+    },
+    "Calls": {"calls": ("/calls", "Calls"), "timeline": ("/timeline", "Timeline")},
+    "Changes": {"changes": ("/changes", "Changes")},
+    "Sessions": {"sessions": ("/sessions", "Sessions")},
+    "Settings": {"sign-ins": ("/sign-ins", "Sign-ins"), "cluster": ("/cluster", "Cluster")},
 }
+"""The navigation: each entry with its views, which are tabs if there are several."""
 
 
 def _build_document(title: str, *body: Html) -> str:
@@ -380,16 +382,25 @@ def build_page(
     has_sign_ins: bool = False,
 ) -> str:
     """Build the document of a view; `waiting` has the number of decisions that a section waits for."""
+    unseen = {*([] if has_cluster else ["cluster"]), *([] if has_sign_ins else ["sign-ins"])}
     links: list[Html] = []
-    for section, (path, name) in _SECTIONS.items():
-        if (section == "cluster" and not has_cluster) or (section == "sign-ins" and not has_sign_ins):
+    tabs: list[Html] = []
+    for name, views in _SECTIONS.items():
+        shown = {key: value for key, value in views.items() if key not in unseen}
+        if not shown:
             continue
+        is_here = view.section in shown
         # Always present, as the script replaces it.
-        badge = None
-        if section in waiting:
-            badge = tag("span", str(waiting[section] or ""), id=f"waiting-{section}", cls="badge")
-        current = "page" if section == view.section else None
-        links.append(tag("a", name, badge, href=address(path), aria_current=current))
+        badges = [
+            tag("span", str(waiting[key] or ""), id=f"waiting-{key}", cls="badge") for key in shown if key in waiting
+        ]
+        path = next(iter(shown.values()))[0]
+        links.append(tag("a", name, badges, href=address(path), aria_current="page" if is_here else None))
+        if is_here and len(shown) > 1:
+            tabs = [
+                tag("a", title, href=address(path), aria_current="page" if key == view.section else None)
+                for key, (path, title) in shown.items()
+            ]
     sign_out = tag(
         "form",
         tag("input", type_="hidden", name="form_key", value=user.form_key),
@@ -403,7 +414,14 @@ def build_page(
         view.title,
         tag("a", "Skip to the content", href="#main", cls="skip"),
         tag("header", brand, rights, tag("nav", links, aria_label="Views"), sign_out if user.form_key else None),
-        tag("main", tag("h1", view.title), view.content, id="main", tabindex=-1),
+        tag(
+            "main",
+            tag("nav", tabs, aria_label="Tabs", cls="tabs") if tabs else None,
+            tag("h1", view.title),
+            view.content,
+            id="main",
+            tabindex=-1,
+        ),
         tag("footer", f"indus {__version__} · ", tag("code", shorten_path(cwd), title=cwd)),
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from typing import cast
 
 from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file
 from indusagi.core.config_file import parse_json
+from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
@@ -265,7 +266,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"
 
 
-class InstallError(Exception):
+class InstallError(CoreError):
     """The file can't be changed."""
 
 

@@ -96,6 +96,10 @@ class Rights:
     """Start, stop, trust and approve on the page."""
     can_try: bool = False
     """Call tools, read resources and get prompts on the page."""
+    is_owner: bool = False
+    """See the settings, rules, tokens and clients of the gateway on the page."""
+    can_configure: bool = False
+    """Change them, and servers, on the page."""
 
 
 def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
@@ -107,11 +111,13 @@ def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
     if credential == "nobody":
         return Rights()
     if credential == "browser":
-        return Rights(can_look=page != "off", can_act=is_full, can_try=is_full)
+        looks = page != "off"
+        return Rights(can_look=looks, can_act=is_full, can_try=is_full, is_owner=looks, can_configure=is_full)
     if credential in {"open", "view"}:
         return Rights(can_list=True, can_call=True, can_operate=credential == "open")
     lists, calls, operates = (identity.find_missing_scope(scope) is None for scope in SCOPES)
     can_look = lists and page != "off" and not identity.view
+    is_owner = can_look and credential == "user"
     return Rights(
         can_list=lists,
         can_call=calls,
@@ -119,6 +125,8 @@ def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
         can_look=can_look,
         can_act=can_look and is_full and operates,
         can_try=can_look and is_full and operates and calls,
+        is_owner=is_owner,
+        can_configure=is_owner and is_full,
     )
 
 

@@ -50,7 +50,7 @@ async def show_approvals(page: PageRequest) -> PageView:
             [tag("h2", "The last ones"), table(_HEADS, rows, caption="Requests that wait no longer")] if rows else None,
         ),
     )
-    return PageView("Needs you", content, "approvals")
+    return PageView("Approvals", content, "home")
 
 
 def _build_row(approval: Approval) -> Sequence[Html | str]:

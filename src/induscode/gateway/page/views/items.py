@@ -99,7 +99,7 @@ def _find_card(page: PageRequest, name: str) -> Capability:
         return card
     disabled = page.source.session.mcp.enrolment.find_disabled(name)
     if disabled is not None:
-        raise PageError(f"{name} is {disabled.reason}. Look at the change under “Drift”.")
+        raise PageError(f"{name} is {disabled.reason}. Look at the change under “Changes”.")
     raise PageError(f"There is no tool {name!r}")
 
 

@@ -15,6 +15,7 @@ from induscode.deck.mcp.capability import name_item
 from induscode.deck.mcp.drift import Drift, build_approval
 from induscode.gateway.page.html import (
     Html,
+    Node,
     PageError,
     PageView,
     address,
@@ -24,6 +25,7 @@ from induscode.gateway.page.html import (
     link_outside,
     live,
     render,
+    run_action,
     shorten,
     shorten_path,
     show_diff,
@@ -125,7 +127,7 @@ def _explain(server: ServerSummary) -> Html:
 async def show_server(page: PageRequest) -> PageView:
     """Show one server, after running the action of a submitted form."""
     name = page.get("name")
-    said = await _act(page, name) if page.form else None
+    said = await run_action(page, dict.fromkeys(get_args(ServerAction), _act))
     server = next((one for one in await page.source.list_servers() if one.name == name), None)
     if server is None:
         raise PageError(f"There is no server {name!r}")
@@ -184,22 +186,16 @@ def _ask_consent(page: PageRequest, server: ServerSummary, digest: str, config: 
     )
 
 
-async def _act(page: PageRequest, name: str) -> Html:
-    action = page.get("action")
-    if action not in get_args(ServerAction):
-        raise PageError(f"There is no action {action!r}", 400)
-    try:
-        reply = await page.source.act(name, cast("ServerAction", action), page.form.get("digest", ""))
-    except CoreError as exc:
-        return tag("p", str(exc), role="alert", cls="said")
-    leave = render(" ", link_outside("Open the sign-in page", reply.url)) if reply.url else None
-    return tag("p", reply.message, leave, role="status", cls="said")
+async def _act(page: PageRequest) -> Node:
+    action = cast("ServerAction", page.get("action"))
+    reply = await page.source.act(page.get("name"), action, page.form.get("digest", ""))
+    return reply.message, render(" ", link_outside("Open the sign-in page", reply.url)) if reply.url else None
 
 
 # -- drift ------------------------------------------------------------------------------------
 
 
-async def show_drifts(page: PageRequest) -> PageView:
+async def show_changes(page: PageRequest) -> PageView:
     """Show definitions that differ from the approved ones; approve or refuse one if its form was submitted."""
     enrolment = page.source.session.mcp.enrolment
     said = await _decide(page) if page.form else None
@@ -224,7 +220,7 @@ async def show_drifts(page: PageRequest) -> PageView:
             None if drifts or unseen else show_nothing("No changed tools."),
         ),
     )  # fmt: skip
-    return PageView("Drift", content, "drift")
+    return PageView("Changes", content, "changes")
 
 
 def _build_drift(page: PageRequest, drift: Drift) -> Html:
@@ -234,8 +230,8 @@ def _build_drift(page: PageRequest, drift: Drift) -> Html:
         hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "digest": consent.digest}
         forms = tag(
             "div",
-            build_form(page.user, address("/drift"), button="Approve", look="danger", action="approve", **hidden),
-            build_form(page.user, address("/drift"), button="Refuse", action="refuse", **hidden),
+            build_form(page.user, address("/changes"), button="Approve", look="danger", action="approve", **hidden),
+            build_form(page.user, address("/changes"), button="Refuse", action="refuse", **hidden),
             cls="actions",
         )
     what = "What's new is" if ref.kind == "behaviour" else f"The {ref.kind} is"
@@ -259,7 +255,7 @@ def _build_joint_forms(page: PageRequest, drifts: Sequence[Drift]) -> Html | Non
         if len(waiting) > 1:
             hidden = {"server": server, "digest": build_approval(server, waiting).digest}
             button = f"Approve all {len(waiting)} of {server}"
-            form = build_form(page.user, address("/drift"), button=button, look="danger", action="approve", **hidden)
+            form = build_form(page.user, address("/changes"), button=button, look="danger", action="approve", **hidden)
             forms.append(form)
     return tag("div", forms, cls="actions") if forms else None
 
