@@ -32,7 +32,18 @@ pytestmark = pytest.mark.process
 Json = dict[str, Any]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 """What the server `markup` puts everywhere."""
-VIEWS = ["", "/servers", "/approvals", "/tools", "/resources", "/prompts", "/changes", "/calls", "/timeline", "/sessions"]
+VIEWS = [
+    "",
+    "/servers",
+    "/approvals",
+    "/tools",
+    "/resources",
+    "/prompts",
+    "/changes",
+    "/calls",
+    "/timeline",
+    "/sessions",
+]
 
 
 class Document(HTMLParser):
