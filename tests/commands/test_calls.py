@@ -64,7 +64,7 @@ def test_calls_are_listed_the_newest_last_with_who_what_and_how_it_ended(shown: 
     assert "ada editor 1" in first
     assert "s/echo" in first
     assert "1.25 s" in first
-    assert "error (not_found), attempt 2" in second
+    assert "error: not found, attempt 2" in second
     assert "talk" in third
     assert "12.3 ms" in third
     assert len(shown("--limit", "1").splitlines()) == 2

@@ -94,7 +94,7 @@ def test_problems_of_a_cluster_are_sentences(capsys: pytest.CaptureFixture[str])
             "ada editor explore",
             "ok",
         ),
-        ({"outcome": "error", "code": "gone", "attempt": 2}, "-", "error (gone), attempt 2"),
+        ({"outcome": "error", "code": "gone", "attempt": 2}, "-", "error: gone, attempt 2"),
         ({"outcome": "denied", "code": "denied", "attempt": 1}, "-", "denied"),
         ({"outcome": "error", "attempt": 0}, "-", "error"),
     ],

@@ -22,12 +22,11 @@ from induscode.conversations.compaction import (
     estimate_message,
     find_cut,
     format_conversation,
-    list_parts,
     measure_context,
 )
 from induscode.conversations.contract import Usage
 from induscode.conversations.conversation import Conversation, ConversationNotes
-from induscode.conversations.transcript import Transcript
+from induscode.conversations.transcript import Transcript, list_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

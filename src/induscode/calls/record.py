@@ -6,7 +6,7 @@ how much was passed. The texts themselves are only kept if the user asks for it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -27,6 +27,17 @@ DECLINED = "denied"
 """A declined call didn't run: it isn't a failure, and has no duration."""
 FAULT_CODES = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
 """Error codes of a server's tool that mean a server fault. A native command that times out has answered."""
+_REASONS: Mapping[str, str] = {
+    "drift": "tool changed",
+    "failed": "",
+    "no_match": "text not found",
+    "not_connected": "server not connected",
+    "protocol": "protocol violated",
+    "spawn_failed": "server didn't start",
+    "timeout": "timed out",
+    "transport": "connection lost",
+}
+"""Words for error codes that need others than their own."""
 CALLS_FILE = "calls.db"
 """Database name in the state directory."""
 _MAX_NODES = 1_000
@@ -103,8 +114,10 @@ class CallRecord:
 
     @property
     def shown_outcome(self) -> str:
-        """Display outcome: `error (timeout)`."""
-        return self.outcome if self.code in {"", self.outcome} else f"{self.outcome} ({self.code})"
+        """Display outcome: `ok`, `declined`, `error: text not found`."""
+        outcome = {DECLINED: "declined", "fault": "failed"}.get(self.outcome, self.outcome)
+        reason = _REASONS.get(self.code, self.code.replace("_", " "))
+        return f"{outcome}: {reason}" if reason and self.outcome in FAILED_OUTCOMES else outcome
 
     def to_json(self) -> JsonObject:
         """Convert to a JSON object, with the time as RFC 3339."""

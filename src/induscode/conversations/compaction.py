@@ -15,7 +15,7 @@ from indusagi.core.json import BYTES_PER_TOKEN, JsonObject, compact_json, estima
 from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.core.time import iso_utc, now_ms
-from induscode.conversations.transcript import COMPACT_OP, Transcript, build_row
+from induscode.conversations.transcript import COMPACT_OP, Transcript, build_row, list_parts
 
 AUTOMATIC_SHARE = 0.85
 """Share of a known context window that triggers a compaction before the next turn."""
@@ -85,12 +85,6 @@ def estimate_message(message: JsonObject) -> int:
         if part.get("part_kind") == "tool-call":
             total += estimate_tokens(str(part.get("tool_name")))
     return total
-
-
-def list_parts(message: JsonObject) -> Sequence[JsonObject]:
-    """List the parts of a message."""
-    parts = message.get("parts")
-    return [part for part in parts if is_json_object(part)] if isinstance(parts, list) else []
 
 
 def is_prompt(message: JsonObject) -> bool:

@@ -17,15 +17,14 @@ from anyio import to_thread
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import clean_text, format_count
-from induscode.conversations.transcript import REWIND_OP, Transcript, remove_session_note
+from indusagi.core.text import format_count
+from induscode.conversations.transcript import REWIND_OP, Transcript, find_prompt_text, shorten_prompt
 
 if TYPE_CHECKING:
     from indusagi.capabilities.ports import Fs
     from induscode.deck.stores.checkpoints import FileCheckpoints, RestoreResult, RestoreStep
 
 RewindScope: TypeAlias = Literal["files", "talk", "both"]
-_MAX_TITLE = 72
 _TURN_OP = "turn"
 
 
@@ -95,9 +94,7 @@ def find_rewind_points(
         if op == _TURN_OP and node and node not in nodes:
             nodes.add(node)
             kind, prompt = "prompt", _find_prompt(rows[index:], node)
-            words = " ".join(clean_text(prompt)[0].split())
-            title = words if len(words) <= _MAX_TITLE else f"{words[: _MAX_TITLE - 1]}…"
-            title = title or "(the prompt was not stored)"
+            title = shorten_prompt(prompt) or "(the prompt was not stored)"
         elif op == REWIND_OP:
             kind, prompt, title = "rewind", "", f"rewind ({row.get('scope')}) to {row.get('to')}"
         else:
@@ -115,13 +112,8 @@ def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
         if row.get("op") == _TURN_OP and row.get("node") != node:
             break
         message = row.get("message")
-        parts = message.get("parts") if is_json_object(message) else None
-        for part in parts if isinstance(parts, list) else ():
-            if is_json_object(part) and part.get("part_kind") == "user-prompt":
-                content = part.get("content")
-                items = content if isinstance(content, list) else [content]
-                written = " ".join(item for item in items if isinstance(item, str))
-                return remove_session_note(written)
+        if is_json_object(message) and (prompt := find_prompt_text(message)):
+            return prompt
     return ""
 
 

@@ -8,6 +8,7 @@ but never deletes them. A file lock admits one process at a time.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -358,6 +359,7 @@ def _is_in_use(directory: str) -> bool:
 # -- listing ------------------------------------------------------------------------------------
 
 _MAX_TITLE = 120
+_MAX_WORDS = 72
 _MESSAGE = b'{"op":"message"'
 _BODY = b"{"
 
@@ -413,8 +415,13 @@ def summarise_log(directory: str, modified_ms: int) -> ConversationSummary | Non
 
 def find_prompt_text(message: JsonObject) -> str:
     """Return the user's prompt in a message, or an empty string."""
-    texts = _list_texts(message, "user-prompt") if message.get("kind") == "request" else []
-    return remove_session_note("\n".join(texts))
+    return remove_session_note("\n".join(_list_texts(message, "user-prompt")))
+
+
+def shorten_prompt(prompt: str) -> str:
+    """Return the first words of a prompt, on one line."""
+    words = " ".join(clean_text(prompt)[0].split())
+    return words if len(words) <= _MAX_WORDS else f"{words[: _MAX_WORDS - 1]}…"
 
 
 def find_answer_text(message: JsonObject) -> str:
@@ -433,11 +440,27 @@ def find_last_exchange(messages: Sequence[JsonObject]) -> tuple[str, str]:
     return prompt, answer
 
 
-def _list_texts(message: JsonObject, kind: str) -> list[str]:
+def list_parts(message: JsonObject) -> Sequence[JsonObject]:
+    """List the parts of a message."""
     parts = message.get("parts")
+    return [part for part in parts if is_json_object(part)] if isinstance(parts, list) else []
+
+
+def parse_arguments(part: JsonObject) -> JsonValue:
+    """Return the arguments of a call; models may write anything."""
+    arguments = part.get("args")
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _list_texts(message: JsonObject, kind: str) -> list[str]:
     texts: list[str] = []
-    for part in parts if isinstance(parts, list) else ():
-        content = part.get("content") if is_json_object(part) and part.get("part_kind") == kind else None
+    for part in list_parts(message):
+        content = part.get("content") if part.get("part_kind") == kind else None
         items = content if isinstance(content, list) else [content]
         texts.extend(item for item in items if isinstance(item, str) and item)
     return texts

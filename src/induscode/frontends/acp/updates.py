@@ -8,7 +8,6 @@ call still open when its turn is cancelled is reported as failed.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import stat
@@ -25,9 +24,14 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.time import iso_utc
 from induscode.cli.call_title import CallTitle, describe_call
-from induscode.conversations.compaction import list_parts
 from induscode.conversations.contract import RunEvent, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
-from induscode.conversations.transcript import Transcript, list_conversations, remove_session_note
+from induscode.conversations.transcript import (
+    Transcript,
+    list_conversations,
+    list_parts,
+    parse_arguments,
+    remove_session_note,
+)
 from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
@@ -352,7 +356,7 @@ def replay_messages(transcript: Transcript, cwd: str, remote: Collection[str], i
             elif kind == "tool-call":
                 call, shown = ids.add(identity), "other" if name in remote else KINDS.get(name, "other")
                 running[identity] = call, shown
-                yield build_call(call, name, _parse_arguments(part.get("args")), shown, cwd)
+                yield build_call(call, name, parse_arguments(part), shown, cwd)
             elif kind in {"tool-return", "retry-prompt"} and identity in running:
                 yield _build_answer(*running.pop(identity), part)
     for identity, _ in running.values():  # interrupted
@@ -376,15 +380,6 @@ def _build_chunk(kind: str, index: int, text: str, image: JsonObject | None = No
         content = {"type": "image", "data": str(image.get("data")), "mimeType": str(image.get("media_type"))}
     # Rows are append-only, so a position identifies a message for good.
     return {"sessionUpdate": kind, "content": content, "messageId": f"row-{index}"}
-
-
-def _parse_arguments(arguments: JsonValue) -> JsonValue:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _build_answer(identity: str, kind: str, part: JsonObject) -> JsonObject:

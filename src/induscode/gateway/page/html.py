@@ -232,7 +232,7 @@ def shorten_path(path: str) -> str:
 
 def show_state(state: str) -> Html:
     """Show a state's name in its colour."""
-    return tag("span", state, cls=f"state state-{state.partition(' ')[0]}")
+    return tag("span", state, cls=f"state state-{state.partition(' ')[0].rstrip(':')}")
 
 
 def show_time(at_ms: int) -> Html:

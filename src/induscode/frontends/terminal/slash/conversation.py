@@ -12,10 +12,10 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.text import format_count
 from induscode.cli.terminal import escape_controls
-from induscode.conversations.transcript import find_answer_text, find_last_exchange, find_prompt_text
+from induscode.conversations.transcript import find_answer_text, find_last_exchange, find_prompt_text, list_parts
 from induscode.frontends.terminal.render import format_tokens
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm_end_of_jobs
 
@@ -121,9 +121,8 @@ def list_paragraphs(messages: Sequence[JsonObject]) -> Iterator[str]:
             yield f"## {prompt}"
         if answer := find_answer_text(message):
             yield answer
-        parts = message.get("parts")
-        for part in parts if isinstance(parts, list) else ():
-            if is_json_object(part) and part.get("part_kind") == "tool-call":
+        for part in list_parts(message):
+            if part.get("part_kind") == "tool-call":
                 args = part.get("args")
                 yield f"- `{part.get('tool_name')} {args if isinstance(args, str) else compact_json(args)}`"
 

@@ -1,0 +1,89 @@
+"""What a recorded call was about, from the log of its conversation."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.calls.helpers import make_record
+
+from indusagi.core.ids import new_ulid
+from induscode.conversations.call_subjects import CallSubject, describe_subjects
+from induscode.conversations.transcript import Transcript, conversations_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from indusagi.core.json import JsonValue
+
+
+@pytest.fixture
+def transcript() -> Generator[Transcript]:
+    name = new_ulid()
+    os.makedirs(conversations_dir(), exist_ok=True)
+    found = Transcript(os.path.join(conversations_dir(), name), "/work/here")
+    yield found
+    found.close()
+
+
+def say(transcript: Transcript, turn: int, prompt: str = "", node: str = "n1") -> None:
+    transcript.mark("turn", node=node, run="r1", turn=turn)
+    if prompt:
+        part: JsonValue = {"part_kind": "user-prompt", "content": prompt}
+        transcript.add_message({"kind": "request", "parts": [part]})
+
+
+def call(transcript: Transcript, name: str, identity: str, arguments: JsonValue) -> None:
+    part: JsonValue = {"part_kind": "tool-call", "tool_name": name, "args": arguments, "tool_call_id": identity}
+    transcript.add_message({"kind": "response", "parts": [part]})
+
+
+def test_call_is_named_by_its_prompt_and_by_its_file_or_command(transcript: Transcript) -> None:
+    say(transcript, 1, "please\n edit it")
+    call(transcript, "edit", "c1", '{"path": "/work/here/app.py", "edits": []}')
+    say(transcript, 2)
+    call(transcript, "bash", "c1", {"command": "python3 -m pytest"})
+    say(transcript, 3, "and now?", "n2")
+    call(transcript, "files__list", "c3", "{no json")
+    origin = {"conversation": transcript.id, "via": "session", "run": "r1", "server": ""}
+    found = describe_subjects([
+        make_record(tool="edit", call="c1", turn=1, **origin),
+        make_record(tool="bash", call="c1", turn=2, **origin),
+        make_record(tool="list", call="c3", turn=3, **{**origin, "server": "files"}),
+        make_record(tool="grep", call="c4", turn=2, agent="explore", **origin),
+        make_record(tool="read", call="c5", turn=9, **origin),
+    ])  # fmt: skip
+    edit: JsonValue = {"path": "/work/here/app.py", "edits": []}
+    assert found == [
+        CallSubject(by='"please edit it"', what="app.py", row=3, arguments=edit),
+        CallSubject(by='"please edit it"', what="python3 -m pytest", row=5, arguments={"command": "python3 -m pytest"}),
+        CallSubject(by='"and now?"', what="{no json", row=8, arguments="{no json"),
+        CallSubject(by='explore: "please edit it"', row=4),
+        CallSubject(by="session"),
+    ]
+
+
+def test_client_names_its_calls_and_no_log_is_needed() -> None:
+    calls = [
+        make_record(via="gateway", client="claude-code 2.1", principal="ada"),
+        make_record(via="call"),
+        make_record(via="session", conversation=new_ulid()),
+        make_record(via="session", conversation="../../etc"),
+    ]
+    assert [one.by for one in describe_subjects(calls)] == ["ada claude-code 2.1", "indus call", "session", "session"]
+
+
+def test_long_prompt_is_cut_and_a_damaged_log_read_up_to_there(transcript: Transcript) -> None:
+    say(transcript, 1, "word " * 100)
+    call(transcript, "read", "c1", {"path": "a.py"})
+    with open(transcript.path, "ab") as file:
+        file.write(b'00000000 5 {"op":"turn"}\n')
+    say(transcript, 2)
+    call(transcript, "read", "c2", {"path": "b.py"})
+    first, second = describe_subjects([
+        make_record(tool="read", server="", call=f"c{turn}", turn=turn, run="r1", conversation=transcript.id)
+        for turn in (1, 2)
+    ])  # fmt: skip
+    assert (first.what, len(first.by), first.by[-3:]) == ("a.py", 74, 'w…"')
+    assert second.what == ""
