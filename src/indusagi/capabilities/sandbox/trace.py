@@ -56,97 +56,48 @@ class _TracedCall(NamedTuple):
     """The index of the flags of open(2), or of the mode of access(2): they tell a read from a write."""
 
 
-_AT: Final = {
-    "openat": _TracedCall("read", 1, 0, 2),
-    "openat2": _TracedCall("read", 1, 0, 2),
-    "execve": _TracedCall("program", 0),
-    "execveat": _TracedCall("program", 1, 0),
-    "connect": _TracedCall("address", 1),
-    "mkdirat": _TracedCall("write", 1, 0),
-    "unlinkat": _TracedCall("write", 1, 0),
-    "symlinkat": _TracedCall("write", 2, 1),
-    "linkat": _TracedCall("write", 3, 2),
-    "renameat": _TracedCall("write", 3, 2),
-    "renameat2": _TracedCall("write", 3, 2),
-    "truncate": _TracedCall("write", 0),
-    "faccessat": _TracedCall("probe", 1, 0, 2),
-    "faccessat2": _TracedCall("probe", 1, 0, 2),
-    "newfstatat": _TracedCall("probe", 1, 0),
-    "statx": _TracedCall("probe", 1, 0),
-    "sendto": _TracedCall("address", 4),
-}
-_OLD: Final = {
-    "open": _TracedCall("read", 0, -1, 1),
-    "creat": _TracedCall("write", 0),
-    "mkdir": _TracedCall("write", 0),
-    "rmdir": _TracedCall("write", 0),
-    "unlink": _TracedCall("write", 0),
-    "symlink": _TracedCall("write", 1),
-    "link": _TracedCall("write", 1),
-    "rename": _TracedCall("write", 1),
-    "access": _TracedCall("probe", 0, -1, 1),
-    "stat": _TracedCall("probe", 0),
-    "lstat": _TracedCall("probe", 0),
-}
-"""Calls that newer machines don't have."""
-_NUMBERS: Final[dict[str, dict[str, int]]] = {
-    "x86_64": {
-        "openat": 257,
-        "openat2": 437,
-        "execve": 59,
-        "execveat": 322,
-        "connect": 42,
-        "mkdirat": 258,
-        "unlinkat": 263,
-        "symlinkat": 266,
-        "linkat": 265,
-        "renameat": 264,
-        "renameat2": 316,
-        "truncate": 76,
-        "faccessat": 269,
-        "faccessat2": 439,
-        "newfstatat": 262,
-        "statx": 332,
-        "sendto": 44,
-        "open": 2,
-        "creat": 85,
-        "mkdir": 83,
-        "rmdir": 84,
-        "unlink": 87,
-        "symlink": 88,
-        "link": 86,
-        "rename": 82,
-        "access": 21,
-        "stat": 4,
-        "lstat": 6,
-    },
-    "aarch64": {
-        "openat": 56,
-        "openat2": 437,
-        "execve": 221,
-        "execveat": 281,
-        "connect": 203,
-        "mkdirat": 34,
-        "unlinkat": 35,
-        "symlinkat": 36,
-        "linkat": 37,
-        "renameat": 38,
-        "renameat2": 276,
-        "truncate": 45,
-        "faccessat": 48,
-        "faccessat2": 439,
-        "newfstatat": 79,
-        "statx": 291,
-        "sendto": 206,
-    },
-}
-"""System call numbers: asm/unistd_64.h, and asm-generic/unistd.h."""
+_CALLS: Final[tuple[tuple[int, int | None, _TracedCall], ...]] = (
+    (257, 56, _TracedCall("read", 1, 0, 2)),  # openat
+    (437, 437, _TracedCall("read", 1, 0, 2)),  # openat2
+    (59, 221, _TracedCall("program", 0)),  # execve
+    (322, 281, _TracedCall("program", 1, 0)),  # execveat
+    (42, 203, _TracedCall("address", 1)),  # connect
+    (258, 34, _TracedCall("write", 1, 0)),  # mkdirat
+    (263, 35, _TracedCall("write", 1, 0)),  # unlinkat
+    (266, 36, _TracedCall("write", 2, 1)),  # symlinkat
+    (265, 37, _TracedCall("write", 3, 2)),  # linkat
+    (264, 38, _TracedCall("write", 3, 2)),  # renameat
+    (316, 276, _TracedCall("write", 3, 2)),  # renameat2
+    (76, 45, _TracedCall("write", 0)),  # truncate
+    (269, 48, _TracedCall("probe", 1, 0, 2)),  # faccessat
+    (439, 439, _TracedCall("probe", 1, 0, 2)),  # faccessat2
+    (262, 79, _TracedCall("probe", 1, 0)),  # newfstatat
+    (332, 291, _TracedCall("probe", 1, 0)),  # statx
+    (44, 206, _TracedCall("address", 4)),  # sendto
+    (2, None, _TracedCall("read", 0, -1, 1)),  # open
+    (85, None, _TracedCall("write", 0)),  # creat
+    (83, None, _TracedCall("write", 0)),  # mkdir
+    (84, None, _TracedCall("write", 0)),  # rmdir
+    (87, None, _TracedCall("write", 0)),  # unlink
+    (88, None, _TracedCall("write", 1)),  # symlink
+    (86, None, _TracedCall("write", 1)),  # link
+    (82, None, _TracedCall("write", 1)),  # rename
+    (21, None, _TracedCall("probe", 0, -1, 1)),  # access
+    (4, None, _TracedCall("probe", 0)),  # stat
+    (6, None, _TracedCall("probe", 0)),  # lstat
+)
+"""Each with its numbers on x86_64 (asm/unistd_64.h) and aarch64 (asm-generic/unistd.h), which lacks the older calls."""
+_OPENAT2: Final = 437
+_MACHINES: Final = ("x86_64", "aarch64")
 
 
 def list_calls() -> dict[int, _TracedCall]:
     """Return the calls to report on this machine, by number; empty if there's no table for it."""
-    known = {**_AT, **_OLD}
-    return {number: known[name] for name, number in _NUMBERS.get(platform.machine(), {}).items()}
+    if platform.machine() not in _MACHINES:
+        return {}
+    column = _MACHINES.index(platform.machine())
+    numbered = (((x86, arm)[column], call) for x86, arm, call in _CALLS)
+    return {number: call for number, call in numbered if number is not None}
 
 
 class Sighting(NamedTuple):
@@ -285,7 +236,7 @@ class SandboxTrace:
         use: Use = call.use
         if call.flags >= 0:
             flags = arguments[call.flags]
-            if call.path == 1 and self._calls[number] is _AT["openat2"]:
+            if number == _OPENAT2:
                 flags = int.from_bytes(_read_memory(pid, flags, 8), "little")
             if flags & (os.W_OK if use == "probe" else _WRITES):
                 use = "write"
