@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.core.backoff import Backoff, grow_pause
+from indusagi.core.tasks import Backoff, grow_pause
 
 
 def test_pauses_grow_to_the_longest_and_start_again() -> None:

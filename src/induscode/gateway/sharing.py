@@ -18,8 +18,8 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
-from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.tasks import Backoff
 from indusagi.core.time import now_ms
 from induscode.boot.plans import plan_servers
 from induscode.cli.terminal import print_status

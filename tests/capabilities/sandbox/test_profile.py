@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.sandbox.limits import ResourceLimits
-from indusagi.capabilities.sandbox.profile import InvalidProfileError, ServerProfile, format_profile, parse_profile
+from indusagi.capabilities.sandbox.profile import (
+    InvalidProfileError,
+    ResourceLimits,
+    ServerProfile,
+    format_profile,
+    parse_profile,
+)
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox import usage
-from indusagi.capabilities.sandbox.limits import ResourceLimits
+from indusagi.capabilities.sandbox.profile import ResourceLimits
 from indusagi.capabilities.sandbox.usage import UsageWatch, add_up_files
 from indusagi.core.process.tree import measure_footprint
 

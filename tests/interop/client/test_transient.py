@@ -12,7 +12,7 @@ import pytest
 from tests.support.issuers import MemoryIssuer, Sent, play
 from tests.support.networks import make_answer, to_fetch_error
 
-from indusagi.core.backoff import Backoff
+from indusagi.core.tasks import Backoff
 from indusagi.interop.auth.requests import HttpReply
 from indusagi.interop.protocol_bridge.client.http.failures import classify_network_error, classify_status
 from indusagi.interop.protocol_bridge.client.tasks import ServerTasks

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, cast
 
-from indusagi.capabilities.sandbox.limits import format_size
+from indusagi.capabilities.sandbox.profile import format_size
 from indusagi.core.process.tree import iter_family, measure_footprint, read_written_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from indusagi.capabilities.sandbox.limits import ResourceLimits
+    from indusagi.capabilities.sandbox.profile import ResourceLimits
 
 _ENTRY_BYTES = 4096
 """What a file or directory takes at least, so that walking over many of them ends."""

@@ -14,9 +14,9 @@ from dataclasses import field
 from http import HTTPStatus
 from urllib.parse import urlencode
 
-from indusagi.core.backoff import TRANSIENT_STATUSES, Backoff, parse_retry_after
 from indusagi.core.json import JsonLike, JsonObject, is_json_object, parse_strict_json
 from indusagi.core.records import record
+from indusagi.core.tasks import TRANSIENT_STATUSES, Backoff, parse_retry_after
 from indusagi.interop.auth.contract import AuthFault, CredentialStore, SignInPrompt
 
 FORM = "application/x-www-form-urlencoded"

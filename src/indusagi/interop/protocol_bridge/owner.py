@@ -18,8 +18,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from indusagi.core.backoff import Backoff
-from indusagi.core.tasks import Attempt, BackgroundTask
+from indusagi.core.tasks import Attempt, BackgroundTask, Backoff
 from indusagi.interop.protocol_bridge.client.start import RestartRecord, StartPacer, Supervision
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,

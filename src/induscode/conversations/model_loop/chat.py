@@ -27,8 +27,8 @@ from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, Thinkin
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.usage import RequestUsage
 
-from indusagi.core.backoff import Backoff, parse_retry_after
 from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.tasks import Backoff, parse_retry_after
 from indusagi.core.time import now_ms
 from indusagi.net.address import FetchError, HttpPolicy, WebUrl, parse_url
 from indusagi.net.client import EventParser, get_media_type

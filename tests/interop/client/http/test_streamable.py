@@ -15,7 +15,7 @@ from tests.support.networks import make_network
 from tests.support.transports import settled
 from tests.support.waiting import until
 
-from indusagi.core.backoff import Backoff
+from indusagi.core.tasks import Backoff
 from indusagi.interop.protocol_bridge.client.http import streamable
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient
 from indusagi.interop.protocol_bridge.client.http.streamable import StreamableHttpTransport

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from indusagi.core.backoff import grow_pause
+from indusagi.core.tasks import grow_pause
 from indusagi.core.json import content_hash
 from indusagi.core.records import record
 from indusagi.core.secrets import find_literal_host, find_references

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias, TypeGuard
 
-from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.tasks import Backoff
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     InvalidResponseError,

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.tasks import Backoff
 from indusagi.interop.protocol_bridge.contract import ItemKind, ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError, get_retry_after, is_transient
 

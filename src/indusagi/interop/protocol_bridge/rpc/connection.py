@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from indusagi.core.backoff import TRANSIENT_STATUSES
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
+from indusagi.core.tasks import TRANSIENT_STATUSES
 from indusagi.interop.protocol_bridge.contract import RECOVERIES, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import (
     RequestId,

@@ -6,8 +6,8 @@ import json
 import re
 from http import HTTPStatus
 
-from indusagi.core.backoff import parse_retry_after
 from indusagi.core.json import JsonObject, build_object, is_json_object
+from indusagi.core.tasks import parse_retry_after
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.net.address import FetchError, WebUrl

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from indusagi.core.backoff import Backoff
+from indusagi.core.tasks import Backoff
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, HttpClient, open_http_client
 from indusagi.interop.protocol_bridge.client.http.failures import (
