@@ -19,10 +19,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from indusagi.core.tasks import grow_pause
 from indusagi.core.json import content_hash
 from indusagi.core.records import record
 from indusagi.core.secrets import find_literal_host, find_references
+from indusagi.core.tasks import grow_pause
 from indusagi.interop.protocol_bridge.contract import (
     LATER_START_S,
     RECOVERIES,
@@ -307,8 +307,8 @@ async def reveal_config(config: C) -> C:
 # -- package managers -------------------------------------------------------------------------
 #
 # Such a command takes minutes if its cache is cold, and killing it while it unpacks would damage a cache that other
-# programs share. The search looks behind shells, `env` and wrappers, too. A wrong result only changes a deadline, so
-# unknown options get their most likely reading.
+# programs share. The search looks behind shells, interpreters and wrappers, too, whose options it doesn't know: a wrong
+# result only changes a deadline.
 
 
 _ALWAYS = frozenset({"npx", "pnpx", "bunx", "uvx", "dnx", "jbang", "nix-shell"})
@@ -338,7 +338,8 @@ _SUBCOMMANDS: Mapping[str, frozenset[str]] = {
     "rye": frozenset({"run"}),
 }
 _CONTAINERS = frozenset({"docker", "podman", "nerdctl", "finch"})
-_SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ksh", "ash", "fish", "busybox"})
+_INTERPRETERS = re.compile(r"(ba|z|da|k|a|fi)?sh|busybox|cmd|powershell|pwsh|(python|pypy)[\d.]*|node|nodejs")
+"""Programs whose next word is the command, a module or a script."""
 _WRAPPERS = frozenset(
     (
         *("env", "nice", "ionice", "nohup", "time", "timeout", "stdbuf", "setsid", "sudo", "exec"),
@@ -347,13 +348,12 @@ _WRAPPERS = frozenset(
         *("flatpak-spawn", "wsl", "systemd-run", "proxychains4", "firejail", "bwrap", "tini"),
     )
 )
-"""Programs that run the command in their arguments."""
+"""Programs that run the command somewhere in their arguments."""
 _EXTENSIONS = re.compile(r"\.(cmd|exe|bat|ps1|com)$", re.IGNORECASE)
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_NO_PROGRAM = re.compile(r"-.*|/[a-zA-Z]|[A-Za-z_]\w*=.*", re.DOTALL)
+"""An option, also of `cmd`, or an assignment."""
 _SEPARATORS = frozenset({";", "&&", "||", "|", "&", "(", ")", "\n"})
-_PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _NODE_SCRIPTS: Mapping[str, str] = {"npx-cli.js": "npx", "npm-cli.js": "npm", "yarn.js": "yarn"}
-_MAX_NESTING = 6
 
 
 @record
@@ -368,7 +368,27 @@ class PackageManager:
 
 def find_package_manager(command: str, args: Sequence[str] = ()) -> PackageManager | None:
     """Return the package manager that a command line runs, if any."""
-    return _find([command, *args], _MAX_NESTING)
+    words = [command, *(word for arg in args for word in _split_line(arg))]
+    is_wrapped = is_over = False
+    for index, word in enumerate(words):
+        name = _program(word)
+        if word in _SEPARATORS:
+            is_wrapped = is_over = False
+        elif is_over or _NO_PROGRAM.fullmatch(word):
+            continue
+        elif name in _ALWAYS:
+            return PackageManager(name)
+        elif name in _SUBCOMMANDS:
+            # Options, possibly with values, may precede the subcommand. `yarn server` and `deno server.ts` run, too.
+            rest = words[index + 1 :]
+            if not _SUBCOMMANDS[name].isdisjoint(rest) or (name in {"yarn", "deno"} and rest):
+                return PackageManager(name, name in _CONTAINERS)
+            is_over = True
+        elif name in _WRAPPERS:
+            is_wrapped = True
+        elif not _INTERPRETERS.fullmatch(name):
+            is_over = not is_wrapped
+    return None
 
 
 def find_launcher(config: StdioServerConfig) -> PackageManager | None:
@@ -379,72 +399,19 @@ def find_launcher(config: StdioServerConfig) -> PackageManager | None:
     return find_package_manager(config.command, config.args)
 
 
-def _find(argv: Sequence[str], depth: int) -> PackageManager | None:
-    words = list(argv)
-    while words and _ASSIGNMENT.fullmatch(words[0]):
-        words.pop(0)
-    if not words or depth <= 0:
-        return None
-    name, rest = _program(words[0]), words[1:]
-    if name in _ALWAYS:
-        return PackageManager(name)
-    if name in _SUBCOMMANDS:
-        # Options, possibly with values, may precede the subcommand.
-        found = not _SUBCOMMANDS[name].isdisjoint(rest)
-        # `yarn server` and `deno server.ts` run a program, too.
-        bare = name in {"yarn", "deno"} and bool(rest)
-        return PackageManager(name, name in _CONTAINERS) if found or bare else None
-    return _find_behind(name, rest, depth)
-
-
-def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager | None:
-    """Look behind a program that runs another one."""
-    if name in _SHELLS:
-        if rest and _program(rest[0]) in _SHELLS:  # busybox sh -c …
-            return _find(rest, depth - 1)
-        options = (index for index, word in enumerate(rest) if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word))
-        after = rest[next(options, len(rest)) + 1 :]
-        return _find_in_line(next((word for word in after if not word.startswith("-")), ""), depth)
-    if name in {"cmd", "powershell", "pwsh"}:
-        words = [word for word in rest if not re.fullmatch(r"/[a-z]|-\w+", word, re.IGNORECASE)]
-        return _find_in_line(" ".join(words), depth)
-    if _PYTHON.fullmatch(name):
-        return _find(rest[rest.index("-m") + 1 :], depth - 1) if "-m" in rest else None
-    if name in {"node", "nodejs"}:
-        script = next((index for index, word in enumerate(rest) if not word.startswith("-")), None)
-        known = None if script is None else _NODE_SCRIPTS.get(_program(rest[script]))
-        return None if known is None or script is None else _find([known, *rest[script + 1 :]], 1)
-    if name not in _WRAPPERS:
-        return None
-    for index, word in enumerate(rest):
-        if word in {"-S", "--split-string"} and index + 1 < len(rest):
-            return _find_in_line(" ".join(rest[index + 1 :]), depth)
-        manager = _find(rest[index:], depth - 1) if not word.startswith("-") else None
-        if manager is not None:
-            return manager
-    return None
-
-
-def _find_in_line(line: str, depth: int) -> PackageManager | None:
-    """Check every simple command in a shell command line."""
+def _split_line(arg: str) -> Sequence[str]:
+    """Split an argument that's a shell command line."""
+    if not any(map(str.isspace, arg)):
+        return [arg]
     try:
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer = shlex.shlex(arg, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
-        words = list(lexer)
+        return list(lexer)
     except ValueError:  # an open quote
-        words = line.split()
-    command: list[str] = []
-    for word in (*words, ";"):
-        if word not in _SEPARATORS:
-            command.append(word)
-        elif (manager := _find(command, depth - 1)) is not None:
-            return manager
-        else:
-            command = []
-    return None
+        return arg.split()
 
 
 def _program(word: str) -> str:
-    """Return a program's name in lower case, without directory and extension."""
-    name = re.split(r"[\\/]", word.rstrip("\\/"))[-1] or os.path.basename(word)
-    return _EXTENSIONS.sub("", name).lower()
+    """Return a program's common name: lower case, without directory and extension."""
+    name = re.split(r"[\\/]", word.rstrip("\\/"))[-1].lower()
+    return _NODE_SCRIPTS.get(name) or _EXTENSIONS.sub("", name)
