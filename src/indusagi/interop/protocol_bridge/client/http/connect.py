@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
-from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, HttpClient, open_http_client
+from indusagi.interop.protocol_bridge.client.http.client import HttpClient, open_http_client
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     JSON,
@@ -21,16 +21,15 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     build_redirect_error,
     check_content_type,
 )
-from indusagi.interop.protocol_bridge.client.http.streamable import StreamableHttpTransport, streamable_transport
+from indusagi.interop.protocol_bridge.client.http.streamable import (
+    ResumableRequest,
+    StreamableHttpTransport,
+    streamable_transport,
+)
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import (
-    QueuedTransport,
-    encode_frame,
-    find_cancelled_id,
-    find_request_id,
-)
+from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport
 from indusagi.net.address import FetchError
 from indusagi.net.client import EventParser, ServerEvent
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
-    from indusagi.interop.protocol_bridge.rpc.transport import RequestId, Transport, TransportEnd
+    from indusagi.interop.protocol_bridge.rpc.transport import Transport, TransportEnd
     from indusagi.net.address import WebUrl
 
     RemoteConfig: TypeAlias = SseServerConfig | StreamableHttpServerConfig
@@ -161,9 +160,6 @@ async def _connect(
 # https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse.
 
 
-_POST_HEADERS = {"content-type": JSON}
-
-
 @asynccontextmanager
 async def sse_transport(config: RemoteConfig) -> AsyncGenerator[SseTransport]:
     """Open a server's event stream; close it on exit."""
@@ -178,26 +174,19 @@ async def sse_transport(config: RemoteConfig) -> AsyncGenerator[SseTransport]:
             tasks.cancel_scope.cancel()
 
 
-class SseTransport(QueuedTransport):
-    """Transport over an event stream and POST requests."""
+class SseTransport(StreamableHttpTransport):
+    """Transport over an event stream that carries all responses, and POST requests that carry none."""
 
     def __init__(self, http: HttpClient, limits: ServerLimits) -> None:
-        super().__init__()
-        self.via = http.via
-        """Origin of the proxy, if any."""
-        self.http = http
-        self._limits = limits
-        self._requests: dict[RequestId, anyio.CancelScope] = {}
-        """Posts of requests in transit."""
-        self._posts = FramePosts(http, limits.start_s, lambda exc: None)
-        self._post_url: asyncio.Future[WebUrl] = asyncio.get_running_loop().create_future()
+        super().__init__(http, limits)
+        self._endpoint: asyncio.Future[WebUrl] = asyncio.get_running_loop().create_future()
 
     async def wait_open(self) -> None:
         """Wait for the `endpoint` event, which names the URL for messages.
 
         Raises `ConnectionClosedError` if the stream ended first.
         """
-        await self._post_url
+        await self._endpoint
 
     # -- inbound ----------------------------------------------------------------------------
 
@@ -215,14 +204,14 @@ class SseTransport(QueuedTransport):
         self.finish(message, detail)
 
     def _handle_event(self, event: ServerEvent, url: WebUrl) -> None:
-        if event.name == "endpoint" and not self._post_url.done():
+        if event.name == "endpoint" and not self._endpoint.done():
             try:
                 target = url.join(event.data.decode("utf-8", "replace"))
             except FetchError:
                 self.finish("named an endpoint that is not a URL", FaultDetail(reason="malformed"))
                 return
             if target.origin == url.origin:
-                self._post_url.set_result(target)
+                self._endpoint.set_result(target)
             else:
                 failure = build_redirect_error(target)
                 self.finish(failure.message, failure.detail)
@@ -232,45 +221,27 @@ class SseTransport(QueuedTransport):
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
         """Declare the end, also to callers of `wait_open`."""
         end = super().finish(message, detail)
-        if not self._post_url.done():
-            self._post_url.set_exception(ConnectionClosedError(end))
-            self._post_url.exception()  # mark it as retrieved, in case nothing awaits it
+        if not self._endpoint.done():
+            self._endpoint.set_exception(ConnectionClosedError(end))
+            self._endpoint.exception()  # mark it as retrieved, in case nothing awaits it
         return end
 
     # -- outbound ---------------------------------------------------------------------------
 
+    def send(self, frame: JsonObject) -> None:
+        """Enqueue a frame. All are sent with our own sign-in, since their responses share one stream."""
+        QueuedTransport.send(self, frame)
+
     async def write(self, tasks: TaskGroup) -> None:
         """Send queued frames; requests don't wait for each other."""
-        await asyncio.wait({self._post_url})
-        if self._post_url.cancelled() or self._post_url.exception() is not None:
-            return
-        target = self._post_url.result()
-        while True:
-            frame = await self.next_frame()
-            request_id, cancelled = find_request_id(frame), find_cancelled_id(frame)
-            if cancelled in self._requests:
-                self._requests[cancelled].deadline = anyio.current_time() + self._limits.close_s
-            try:
-                content = encode_frame(frame)
-            except (ValueError, RecursionError) as exc:
-                if request_id is not None:
-                    self.fail(request_id, f"it cannot be sent: {exc}")
-                continue
-            if request_id is None:
-                is_first = frame.get("method") == INITIALIZED
-                await self._posts.start(tasks, content, _POST_HEADERS, target, is_first=is_first)
-            else:
-                scope = self._requests[request_id] = anyio.CancelScope()
-                tasks.start_soon(self._post_request, request_id, scope, target, content)
+        await asyncio.wait({self._endpoint})
+        if not self._endpoint.cancelled() and self._endpoint.exception() is None:
+            self._post_url = self._endpoint.result()
+            await super().write(tasks)
 
-    async def _post_request(
-        self, request_id: RequestId, scope: anyio.CancelScope, target: WebUrl, content: bytes
-    ) -> None:
-        try:
-            with scope:
-                async with self.http.request("POST", _POST_HEADERS, content, target) as answer:
-                    await self.http.discard_body(answer)
-        except HttpRequestError as exc:
-            self.fail(request_id, exc.describe(), exc.detail, exc.error)
-        finally:
-            self._requests.pop(request_id, None)
+    def _build_headers(self, frame: JsonObject) -> dict[str, str]:
+        return {"content-type": JSON}
+
+    async def _exchange(self, request: ResumableRequest, content: bytes, headers: dict[str, str]) -> None:
+        async with self.http.request("POST", headers, content, self._post_url) as answer:
+            await self.http.discard_body(answer)

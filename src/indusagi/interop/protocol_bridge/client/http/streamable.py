@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from indusagi.core.tasks import Backoff
 from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.tasks import Backoff
 from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, HttpClient, open_http_client
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
+    from indusagi.net.address import WebUrl
     from indusagi.net.dial import HttpAnswer
 
 _SESSION_HEADER = "mcp-session-id"
@@ -133,6 +134,8 @@ class StreamableHttpTransport(QueuedTransport):
         self._subjects: dict[RequestId, SubjectToken] = {}
         """Subjects of queued requests made on behalf of a client."""
         self._posts = FramePosts(http, limits.start_s, self._check_session)
+        self._post_url: WebUrl | None = None
+        """Where to post; `None`: to the server's URL."""
 
     def send(self, frame: JsonObject) -> None:
         """Enqueue a frame, with the subject it's sent for."""
@@ -163,7 +166,7 @@ class StreamableHttpTransport(QueuedTransport):
                 acting_subject.set(None)
             elif cancelled is None or not self._give_up(cancelled):
                 is_first = frame.get("method") == INITIALIZED
-                await self._posts.start(tasks, content, headers, is_first=is_first)
+                await self._posts.start(tasks, content, headers, self._post_url, is_first=is_first)
                 if is_first and self._session_id is not None:
                     tasks.start_soon(self._keep_stream_open)
 
