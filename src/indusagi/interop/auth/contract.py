@@ -13,13 +13,14 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, field
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast, get_args
+from dataclasses import asdict, field, fields
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 
+T = TypeVar("T")
 Grant: TypeAlias = Literal[
     "authorization_code", "device_code", "client_credentials", "jwt_bearer", "id_jag", "token_exchange"
 ]
@@ -35,7 +36,6 @@ LOGIN_COMMANDS: Mapping[ResourceKind, str] = {"server": "indus mcp login", "conn
 RegistrationSource: TypeAlias = Literal["configured", "metadata_document", "dynamic"]
 GRANTS: tuple[Grant, ...] = get_args(Grant)
 AUTH_METHODS: tuple[AuthMethod, ...] = get_args(AuthMethod)
-_SOURCES: tuple[RegistrationSource, ...] = get_args(RegistrationSource)
 SIGN_IN_WAIT_S: Final = 300.0
 """How long the user has to sign in."""
 INTERACTIVE_GRANTS: frozenset[Grant] = frozenset({"authorization_code", "device_code"})
@@ -234,63 +234,33 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
     """Parse the output of `StoredCredentials.to_json`; `None` for anything else."""
     if not is_json_object(document):
         return None
-    registration, endpoints = document.get("registration"), document.get("endpoints")
-    tokens, key = document.get("tokens"), document.get("dpop_key")
-    if not is_json_object(registration) or not is_json_object(endpoints):
+    tokens, key = document.get("tokens"), (str(document.get(name, "")) for name in ("issuer", "resource", "client"))
+    try:
+        rest = {
+            "key": CredentialKey(*key),
+            "registration": _build(ClientRegistration, document.get("registration")),
+            "endpoints": _build(IssuerEndpoints, document.get("endpoints")),
+            "tokens": None if tokens is None else _build(TokenSet, tokens),
+        }
+        return _build(StoredCredentials, {**document, **rest})
+    except TypeError:
         return None
-    method: AuthMethod | None = next((name for name in AUTH_METHODS if name == registration.get("auth_method")), None)
-    source: RegistrationSource | None = next((name for name in _SOURCES if name == registration.get("source")), None)
-    client_id, token_endpoint = _text(registration, "client_id"), _text(endpoints, "token_endpoint")
-    if method is None or source is None or not (client_id and token_endpoint):
-        return None
-    token_set = None
-    if is_json_object(tokens) and (access_token := _text(tokens, "access_token")):
-        token_set = TokenSet(
-            access_token=access_token,
-            refresh_token=_text(tokens, "refresh_token") or None,
-            token_type="DPoP" if tokens.get("token_type") == "DPoP" else "Bearer",
-            scope=None if tokens.get("scope") is None else parse_texts(tokens, "scope"),
-            obtained_at_ms=_number(tokens, "obtained_at_ms") or 0,
-            expires_at_ms=_number(tokens, "expires_at_ms"),
-        )
-    return StoredCredentials(
-        key=CredentialKey(_text(document, "issuer"), _text(document, "resource"), _text(document, "client")),
-        registration=ClientRegistration(
-            client_id=client_id,
-            client_secret=_text(registration, "client_secret") or None,
-            auth_method=method,
-            source=source,
-            redirect_uris=parse_texts(registration, "redirect_uris"),
-            secret_expires_at_ms=_number(registration, "secret_expires_at_ms"),
-        ),
-        endpoints=IssuerEndpoints(
-            token_endpoint=token_endpoint,
-            refresh_endpoint=_text(endpoints, "refresh_endpoint"),
-            revocation_endpoint=_text(endpoints, "revocation_endpoint"),
-            indicator=_text(endpoints, "indicator"),
-        ),
-        tokens=token_set,
-        requested_scopes=parse_texts(document, "requested_scopes"),
-        wanted_scopes=parse_texts(document, "wanted_scopes"),
-        dpop_key=key if is_json_object(key) else None,
-        account=_text(document, "account"),
-    )
 
 
-def _text(document: JsonObject, name: str) -> str:
-    value = document.get(name)
-    return value if isinstance(value, str) else ""
+def _build(made: type[T], members: object) -> T:
+    """Build one of these records from its JSON, without members that it doesn't have (any more).
+
+    Raises `TypeError` if it lacks one, or isn't an object.
+    """
+    given = dict(cast("JsonObject", members)) if isinstance(members, dict) else {}
+    values = {one.name: given[one.name] for one in fields(cast("Any", made)) if one.name in given}
+    return made(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def parse_texts(document: JsonObject, name: str) -> tuple[str, ...]:
     """Return the strings of a list; empty if it isn't one."""
     value = document.get(name)
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
-
-
-def _number(document: JsonObject, name: str) -> int | None:
-    value = document.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 # -- implemented by products ----------------------------------------------------------------
