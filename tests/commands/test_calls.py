@@ -60,12 +60,11 @@ def test_calls_are_listed_the_newest_last_with_who_what_and_how_it_ended(shown: 
         {"server": "", "tool": "ls", "conversation": "talk", "duration_us": 12_345},
     )
     head, first, second, third = shown().splitlines()
-    assert head.split() == ["NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS"]
-    assert "ada editor 1" in first
-    assert "s/echo" in first
+    assert head.split() == ["CALL", "WHEN", "TOOL", "WHAT", "RESULT", "TOOK", "BY"]
+    assert first.endswith("ada editor 1")
+    assert "s → echo" in first
     assert "1.25 s" in first
     assert "error: not found, attempt 2" in second
-    assert "talk" in third
     assert "12.3 ms" in third
     assert len(shown("--limit", "1").splitlines()) == 2
     assert "ls" not in shown("--failed")
@@ -77,8 +76,8 @@ def test_calls_are_listed_the_newest_last_with_who_what_and_how_it_ended(shown: 
 def test_statistics_name_calls_errors_and_percentiles(shown: Any) -> None:
     store({"tool": "a", "duration_us": 100}, {"tool": "a", "duration_us": 300, "outcome": "fault"}, {"tool": "b"})
     lines = [line.split() for line in shown("--by", "tool").splitlines()]
-    assert lines[0] == ["TOOL", "CALLS", "ERRORS", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS"]
-    assert lines[1][:8] == ["s/a", "2", "1", "0", "100", "us", "300", "us"]
+    assert lines[0] == ["TOOL", "CALLS", "FAILED", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS"]
+    assert lines[1][:10] == ["s", "→", "a", "2", "1", "0", "100", "us", "300", "us"]
     assert lines[-1][:4] == ["all", "3", "1", "0"]
     report = json.loads(shown("--by", "server", "--json"))
     figures = {"calls": 3, "errors": 1, "declined": 0, "p50_us": 300, "p95_us": 500, "slowest_us": 500, "tokens": 0}
@@ -92,13 +91,13 @@ def test_finding_u2_declined_calls_are_told_apart_from_failed_ones(shown: Any) -
         {"tool": "b", "duration_us": 50, "outcome": "denied", "code": "denied", "waited_us": 3_000_000},
         {"tool": "c", "outcome": "error"},
     )
-    lines = shown().splitlines()
-    assert "100 us, asked 2.00 s" in lines[1]
-    assert "-, asked 3.00 s" in lines[2]
-    assert "s/c" in shown("--failed")
-    assert "s/b" not in shown("--failed")
-    assert "s/b" in shown("--declined")
-    assert "s/c" not in shown("--declined")
+    assert "declined" in shown().splitlines()[2]
+    assert "took:       100 us, after 2.00 s for your answer" in shown("1")
+    assert "took:       it didn't run, after 3.00 s for your answer" in shown("2")
+    assert "s → c" in shown("--failed")
+    assert "s → b" not in shown("--failed")
+    assert "s → b" in shown("--declined")
+    assert "s → c" not in shown("--declined")
     assert [one["waited_us"] for one in json.loads(shown("--json"))["calls"]] == [2_000_000, 3_000_000, 0]
 
 
@@ -114,10 +113,12 @@ def test_limit_keeps_the_groups_with_the_most_calls(shown: Any, capsys: pytest.C
 def test_one_call_is_shown_with_its_texts_while_they_are_kept(shown: Any) -> None:
     store({"client": "editor"}, payload=Payload('{"a":1}', '"done"'))
     text = shown("1")
-    assert "client: editor" in text
-    assert 'arguments: {"a":1}' in text
+    assert "by:         editor" in text
+    assert '  arguments:\n    {"a":1}' in text
     assert json.loads(shown("1", "--json"))["result"] == '"done"'
     assert "There is no call 9" in shown("9", code=2)
+    assert "There is no call 'stats'. For statistics: indus calls --by tool" in shown("stats", code=2)
+    assert "For statistics: indus calls --by server" in shown("server", code=2)
 
 
 def test_an_export_has_every_call_and_a_spreadsheet_computes_nothing(shown: Any) -> None:
@@ -144,7 +145,7 @@ def test_misuse_is_one_line(shown: Any, tmp_path: Path) -> None:
     assert "--limit and NUMBER can't be used together" in shown("1", "--limit", "3", code=2)
     for filters in (["--server", "s"], ["--tool", "t"], ["--client", "c"], ["--since", "1d"], ["--failed"]):
         assert f"{filters[0]} and NUMBER can't be used together" in shown("1", *filters, code=2)
-    assert "is not in the range" in shown("9" * 20, code=2)
+    assert "There is no call '999" in shown("9" * 20, code=2)
     assert "is not in the range" in shown("--limit", "9" * 20, code=2)
     assert "--since '999" in shown("--since", "9" * 5_000 + "d", code=2)
     assert "--export and --json can't be used together" in shown("--export", "csv", "--json", code=2)
@@ -184,7 +185,7 @@ def test_a_damaged_file_that_a_call_sets_aside_is_named(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_in_a_narrow_terminal_every_figure_has_its_name(tmp_path: Path) -> None:
     store({"tool": "echo", "tokens": 77})
-    assert "tokens: 77" in on_terminal("calls", cwd=tmp_path, columns=30)
+    assert "took: 500 us" in on_terminal("calls", cwd=tmp_path, columns=30)
 
 
 def test_dropped_calls_are_said(shown: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +237,8 @@ def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str])
         try:
             output, lines = following.stdout, list[str]()
             assert output is not None
-            reader = threading.Thread(target=lambda: lines.append(output.readline()))
+            count = 1 if words else 2  # a table has heads
+            reader = threading.Thread(target=lambda: lines.extend(output.readline() for _ in range(count)))
             reader.start()
             # Calls before the start of the command are not shown, so that one has to come later. They fill no buffer.
             for _ in range(200):
@@ -245,7 +247,7 @@ def test_new_calls_are_followed_until_a_signal(tmp_path: Path, words: list[str])
                 if not reader.is_alive():
                     break
             assert not reader.is_alive()
-            assert "new" in lines[0]
+            assert "new" in lines[-1]
             following.send_signal(signal.SIGINT)
             assert following.wait(60) == 130
         finally:

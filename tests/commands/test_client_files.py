@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.commands.mcp.import_servers import discover_foreign, read_foreign
+from induscode.commands.program import run
 from induscode.servers.clients import PROGRAMS, config_places
 
 if TYPE_CHECKING:
@@ -181,3 +183,36 @@ def test_every_client_has_places_of_its_own(tmp_path: Path) -> None:
     places = [path for one in PROGRAMS for path, _ in config_places(one, str(tmp_path), environ)]
     assert len(places) == len(set(places))
     assert {"/h/own.json", "/h/c/.claude.json", f"{tmp_path}/.mcp.json"} <= set(places)
+
+
+@pytest.mark.usefixtures("project")
+def test_clients_of_this_machine_are_listed_connected_and_disconnected(capsys: pytest.CaptureFixture[str]) -> None:
+    def list_connected() -> list[str]:
+        capsys.readouterr()
+        assert run(["connect", "--json"]) == 0
+        return [one["name"] for one in json.loads(capsys.readouterr().out)["clients"] if one["entry"] == "indus"]
+
+    assert list_connected() == []
+    assert run(["connect", "cursor", "--dry-run"]) == 0
+    assert list_connected() == []
+    assert run(["connect", "cursor", "--profile", "coding"]) == 0
+    assert '"coding"' in (Path(os.environ["HOME"]) / ".cursor" / "mcp.json").read_text("utf-8")
+    assert list_connected() == ["cursor"]
+    assert run(["connect", "cursor", "--remove"]) == 0
+    assert list_connected() == []
+    assert (run(["connect"]), "indus connect claude" in capsys.readouterr().out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["emacs"], "There is no client 'emacs' (there are: claude, "),
+        (["cursr"], "Did you mean 'cursor'?"),
+        (["--remove"], "Name the client: claude, "),
+        (["cursor", "--json"], "--json lists clients: leave out CLIENT"),
+        (["cursor", "--nonsense"], "No such option '--nonsense'"),
+    ],
+)
+def test_connect_names_what_it_takes(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["connect", *words]) == 2
+    assert message in capsys.readouterr().err

@@ -52,7 +52,11 @@ def test_the_timeline_tells_what_happened_in_order(past: Path) -> None:
         "run", "place", "connect", "ready", "enroll", "pin", "list", "fault",
     }  # fmt: skip
     text = run("ledger", cwd=past).stdout
-    assert text.splitlines()[0].split() == ["AT", "RUN", "EVENT", "SUBJECT", "DETAIL"]
+    assert text.splitlines()[0].split() == ["WHEN", "RUN", "WHAT"]
+    assert f"{len(HONEST_TOOLS)} tools of 1 server enrolled" in text
+    assert "dies failed: " in text
+    text = run("ledger", "timeline", "--all", cwd=past).stdout
+    assert text.splitlines()[0].split() == ["WHEN", "RUN", "EVENT", "SUBJECT", "DETAIL"]
     assert "honest__echo" in text
     assert "honest/echo" in text
     assert f"{len(HONEST_TOOLS)} tools" in text
@@ -100,7 +104,7 @@ async def test_the_deck_of_a_turn_is_given_byte_for_byte(tmp_path: Path) -> None
     assert [tool["name"] for tool in json.loads(shown["text"])] == ["one", "two"]
     done = run("ledger", "turn", "1", "--run", name, cwd=tmp_path)
     assert f"deck {digest}: a model was shown 2 tools\n  one\n  two\n" in done.stdout
-    assert "turn 1" in run("ledger", cwd=tmp_path).stdout
+    assert "1 turn" in run("ledger", cwd=tmp_path).stdout
     one_line(run("ledger", "turn", "2", "--run", name, cwd=tmp_path), f"The run {name} has no turn 2")
 
 
@@ -167,7 +171,7 @@ def test_what_is_no_ledger_at_all_is_told_and_set_aside(past: Path) -> None:
         (["show", "bk_nothing"], ["nothing about 'bk_nothing'"]),
         (["show", "a\x1b[2J"], ["'a\\x1b[2J'"]),
         (["at"], ["Missing argument 'TIME'"]),
-        (["at", "yesterday"], ["'yesterday' is not a time: write 2026-11-15T20:08"]),
+        (["at", "yesterday"], ["'yesterday' is not a time: write 19:45, 2026-11-15T20:08"]),
         (["at", "0001-01-01T00:00+14:00"], ["is not a time"]),
         (["at", "2001-01-01"], ["No run had begun by 2001-01-01T00:00:00.000Z"]),
         (["turn"], ["Missing argument 'N'"]),

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.calls.helpers import make_record
 
 from induscode.cluster.broker import Storage
 from induscode.cluster.contract import NodeInfo
 from induscode.cluster.report import BrokerReport, BrokerView
-from induscode.commands import calls, cluster
+from induscode.commands import cluster
 
 ONE = NodeInfo(
     node="one",
@@ -82,25 +81,3 @@ def test_problems_of_a_cluster_are_sentences(capsys: pytest.CaptureFixture[str])
     printed = print_status(report, capsys)
     assert all(problem in printed for problem in problems)
     assert report.to_json()["offline"] == ["b2"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "who", "outcome"),
-    [
-        ({}, "-", "ok"),
-        ({"conversation": "c1"}, "c1", "ok"),
-        (
-            {"conversation": "c1", "client": "editor", "agent": "explore", "principal": "ada"},
-            "ada editor explore",
-            "ok",
-        ),
-        ({"outcome": "error", "code": "gone", "attempt": 2}, "-", "error: gone, attempt 2"),
-        ({"outcome": "denied", "code": "denied", "attempt": 1}, "-", "denied"),
-        ({"outcome": "error", "attempt": 0}, "-", "error"),
-    ],
-)
-def test_a_call_is_a_row_with_who_and_how_it_went(facts: dict[str, Any], who: str, outcome: str) -> None:
-    cells = calls._format_cells(make_record(id=7, via="stdio", tokens=12, duration_us=2_500, **facts))
-    took = "-" if outcome == "denied" else "2.50 ms"  # a declined call never ran
-    shown = (7, "1970-01-01T00:00:01.000Z", "stdio", who, "s/echo", took, outcome, 12)
-    assert cells == shown

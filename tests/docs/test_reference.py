@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.scripts import ROOT, run
 
+from induscode.commands.groups import CommandGroup
+from induscode.commands.program import root_command
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import click
 
 REFERENCE = ROOT / "docs/reference"
 PAGES = {
@@ -78,3 +83,16 @@ def test_files_of_the_state_directory_exist_in_the_source() -> None:
 def test_json_has_the_members_of_the_reference(words: str, tmp_path: Path) -> None:
     done = run(*words.split(), "--json", cwd=tmp_path)
     assert tuple(json.loads(done.stdout)) == SCRIPT["JSON_FORMATS"][words]
+
+
+def test_every_list_has_json_of_a_documented_format() -> None:
+    lists: dict[str, click.Command] = {}
+    for path, command in SCRIPT["_walk"](root_command()):
+        if isinstance(command, CommandGroup):
+            continue
+        if path[-1] in {"list", "timeline", "auth", "connect", "calls", "top", "audit"}:
+            lists[" ".join(path[1:])] = command
+    without = [words for words, one in lists.items() if not any("--json" in option.opts for option in one.params)]
+    assert (without, len(lists) > 10) == ([], True)
+    documented = [" ".join(word for word in words.split() if word[0] != "-") for words in SCRIPT["JSON_FORMATS"]]
+    assert {*lists} <= {*documented}

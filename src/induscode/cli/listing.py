@@ -1,13 +1,14 @@
 """Listings: the same rows as a table for users and as JSON for programs.
 
-Piped tables are aligned text. On a terminal, a table fits the width: its last column wraps, and if that gets too
-narrow, each row becomes a record, since users couldn't retype a truncated name.
+Piped tables are aligned text. On a terminal, a table fits the width: with a `Fit`, it shortens cells and leaves out
+columns. Otherwise its last column wraps, and if that gets too narrow, each row becomes a record, since users couldn't
+retype a truncated name.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -25,6 +26,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _GAP = "  "
 _MIN_TEXT_WIDTH = 16
+
+
+class Cell(str):
+    """A cell with a style for terminals."""
+
+    __slots__ = ("style",)
+    style: str
+
+    def __new__(cls, text: object, style: str) -> Cell:
+        """Build the cell."""
+        cell = super().__new__(cls, text)
+        cell.style = style
+        return cell
+
+
+@record
+class Fit:
+    """How a table gets narrower."""
+
+    shorten: Mapping[str, int]
+    """Columns whose cells may be shortened, with the least width of each."""
+    drop: Sequence[str] = ()
+    """Columns to leave out if that isn't enough, in this order."""
+
+    def choose_widths(self, needed: Mapping[str, int], width: int) -> Mapping[str, int] | None:
+        """Return the width of each column that's shown, or `None` if even the least is too wide."""
+        for count in range(len(self.drop) + 1):
+            kept = {head: size for head, size in needed.items() if head not in self.drop[:count]}
+            widths = {head: min(size, self.shorten.get(head, size)) for head, size in kept.items()}
+            spare = width - sum(widths.values()) - len(_GAP) * (len(widths) - 1)
+            if spare >= 0:
+                break
+        else:
+            return None
+        growing = sorted((head for head in kept if widths[head] < kept[head]), key=lambda head: kept[head])
+        for index, head in enumerate(growing):
+            extra = min(kept[head] - widths[head], spare // (len(growing) - index))
+            widths[head] += extra
+            spare -= extra
+        return widths
 
 
 @record
@@ -47,23 +88,24 @@ class Listing(Generic[T]):
     """Rows at the end of the table that aren't in the JSON."""
     empty: str = field(default="", kw_only=True)
     """The line to print instead of a table without rows."""
+    fit: Fit | None = field(default=None, kw_only=True)
 
     def show(self, *, as_json: bool) -> int:
         """Print the table or the JSON object, and return the exit code 0."""
         if as_json:
             write_json({**self.before, self.key: [self.to_json(row) for row in self.rows], **self.after})
         elif self.rows or self.total:
-            print_table(self.heads, [self.cells(row) for row in (*self.rows, *self.total)])
+            print_table(self.heads, [self.cells(row) for row in (*self.rows, *self.total)], self.fit)
         elif self.empty:
             print_line(self.empty)
         return 0
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]], fit: Fit | None = None) -> None:
     """Print a table on standard output with right-aligned numbers; on a terminal, fit it to the width."""
     cells, numbers = _escape_cells(rows), _find_numbers(heads, rows)
     if (console := stdout_console()) is not None:
-        print_rich_table(console, heads, cells, numbers)
+        print_rich_table(console, heads, cells, numbers, fit=fit)
         return
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     for line in (list(heads), *cells):
@@ -71,7 +113,12 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def _escape_cells(rows: Sequence[Sequence[object]]) -> list[list[str]]:
-    return [[escape_unprintable(str(cell)) for cell in row] for row in rows]
+    return [[_escape_cell(cell) for cell in row] for row in rows]
+
+
+def _escape_cell(cell: object) -> str:
+    text = escape_unprintable(str(cell))
+    return Cell(text, cell.style) if isinstance(cell, Cell) else text
 
 
 def _find_numbers(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
@@ -89,11 +136,18 @@ def _print_cells(line: Sequence[str], widths: Sequence[int], numbers: Sequence[b
 class GrowingTable:
     """A table that prints its rows as they come; the last column may be any length.
 
-    `columns` has possible cells of each column but the last, for its width. `numbers` names right-aligned columns.
+    `columns` has possible cells of each column but the last (with `fit` of the last too), for its width. `numbers`
+    names right-aligned columns.
     """
 
-    def __init__(self, heads: Sequence[str], columns: Sequence[Iterable[str]], numbers: Sequence[str] = ()) -> None:
-        self._heads = heads
+    def __init__(
+        self,
+        heads: Sequence[str],
+        columns: Sequence[Iterable[str]],
+        numbers: Sequence[str] = (),
+        fit: Fit | None = None,
+    ) -> None:
+        self._heads, self._fit = heads, fit
         self._numbers = [head in numbers for head in heads]
         cells = [[head, *map(escape_unprintable, column)] for head, column in zip(heads, columns, strict=False)]
         self._widths = [max(map(len, column)) for column in cells]
@@ -105,10 +159,12 @@ class GrowingTable:
         console, has_heads = stdout_console(), self._has_heads
         self._has_heads = False
         if console is not None:
-            print_rich_table(console, self._heads, [cells], self._numbers, self._widths, has_heads=has_heads)
+            print_rich_table(
+                console, self._heads, [cells], self._numbers, self._widths, has_heads=has_heads, fit=self._fit
+            )
             return
         for line in (self._heads, cells) if has_heads else (cells,):
-            _print_cells(line, [*self._widths, 0], self._numbers)
+            _print_cells(line, [*self._widths[: len(line) - 1], 0], self._numbers)
         sys.stdout.flush()
 
 
@@ -152,8 +208,9 @@ def print_rich_table(
     widths: Sequence[int] = (),
     *,
     has_heads: bool = True,
+    fit: Fit | None = None,
 ) -> None:
-    """Print a table that fits the terminal by wrapping the last column.
+    """Print a table that fits the terminal: as `fit` says, or by wrapping the last column.
 
     If that gets too narrow, print each row as a record instead: users couldn't retype a truncated name. `right` tells
     which columns to align right, and `widths` are those of all but the last, by default as wide as the cells.
@@ -162,6 +219,19 @@ def print_rich_table(
 
     needed = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
     widths = widths or needed[:-1]
+    chosen = (
+        None
+        if fit is None
+        else fit.choose_widths(dict(zip(heads, [*widths, *needed[len(widths) :]], strict=True)), console.width)
+    )
+    if chosen is not None:
+        shown = [index for index, head in enumerate(heads) if head in chosen]
+        table = _build_rich_table(
+            [*chosen], [[row[at] for at in shown] for row in rows], [right[at] for at in shown], [*chosen.values()]
+        )
+        table.show_header = has_heads
+        console.print(table)
+        return
     if sum(widths) + len(_GAP) * len(needed) + min(needed[-1], _MIN_TEXT_WIDTH) > console.width:
         _print_records(console, heads, rows, has_text=not right[-1])
         return
@@ -173,20 +243,28 @@ def print_rich_table(
 def _build_rich_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], widths: Sequence[int] = ()
 ) -> Table:
-    """Build a table that wraps its last column and colours states."""
+    """Build a table that colours states, and wraps its last column, or with `widths` of all columns shortens cells."""
     from rich.table import Table  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    is_fixed = len(widths) == len(heads)
     for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
-        last = index == len(heads) - 1
-        width = widths[index] if index < len(widths) else None
         table.add_column(
-            head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last, min_width=width
+            head,
+            justify="right" if at_right else "left",
+            overflow="ellipsis" if is_fixed else "fold",
+            no_wrap=is_fixed or index < len(heads) - 1,
+            min_width=widths[index] if index < len(widths) else None,
+            max_width=widths[index] if is_fixed else None,
         )
     for row in rows:
-        table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, _find_style(cell)) for cell in row))
     return table
+
+
+def _find_style(cell: str) -> str:
+    return cell.style if isinstance(cell, Cell) else STATE_STYLES.get(cell, "")
 
 
 def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], *, has_text: bool) -> None:
@@ -201,7 +279,7 @@ def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequen
         for head, cell in zip(heads[1:end], row[1:end], strict=True):
             if cell:
                 facts.append(f"{', ' if facts else ''}{head.lower()}: ")
-                facts.append(cell, STATE_STYLES.get(cell, ""))
+                facts.append(cell, _find_style(cell))
         for line in (facts, Text(row[-1] if has_text else "", overflow="fold")):
             if line:
                 console.print(Padding(line, (0, 0, 0, len(_GAP)), expand=False))

@@ -6,7 +6,8 @@ import os
 import select
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime, time
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -164,3 +165,31 @@ def format_age(then_ms: int, now_ms: int) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit} ago"
     return "now"
+
+
+def format_time(at_ms: int, now_ms: int | None = None) -> str:
+    """Format a time in the local zone: `2026-11-15 20:08:29`.
+
+    With `now_ms`, it's short: `20:08:29` today, `15 Nov 20:08` this year, else `2025-11-15`.
+    """
+    moment = datetime.fromtimestamp(at_ms / 1000).astimezone()
+    if now_ms is None:
+        return f"{moment:%Y-%m-%d %H:%M:%S}"
+    now = datetime.fromtimestamp(now_ms / 1000).astimezone()
+    if moment.date() == now.date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment.day:>2} {moment:%b %H:%M}" if moment.year == now.year else f"{moment:%Y-%m-%d}"
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Parse a time (RFC 3339, local without an offset) or a time of today (`19:45`) into Unix milliseconds.
+
+    Raises `ValueError`.
+    """
+    try:
+        today = datetime.fromtimestamp(now_ms / 1000).astimezone().date()
+        with suppress(ValueError):
+            return round(datetime.combine(today, time.fromisoformat(text)).timestamp() * 1000)
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except (OverflowError, OSError) as exc:
+        raise ValueError(str(exc)) from exc

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from textwrap import indent
 from typing import Any
 
 import anyio
@@ -15,11 +15,12 @@ import click
 from anyio import to_thread
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import JsonObject
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.text import format_count
-from indusagi.core.time import iso_utc, now_ms
+from indusagi.core.time import now_ms
 from induscode.calls.database import (
     GROUPS,
+    NATIVE,
     CallDatabase,
     CallFilter,
     CallSeries,
@@ -32,28 +33,50 @@ from induscode.calls.database import (
     use_calls,
 )
 from induscode.calls.record import COLUMNS, DECLINED, CallRecord, format_name
-from induscode.cli.listing import Listing, live_table, print_table
+from induscode.cli.listing import Cell, Fit, GrowingTable, Listing, live_table, print_table
 from induscode.cli.output import as_json, write_json
 from induscode.cli.signals import run_async, run_until_signal
-from induscode.cli.terminal import format_age, is_reader_gone, print_line, print_status, stdout_console
+from induscode.cli.terminal import (
+    format_time,
+    is_reader_gone,
+    parse_time,
+    print_line,
+    print_status,
+    print_text,
+    stdout_console,
+)
 from induscode.cluster.broker import Broker
 from induscode.cluster.opening import KEY_FILE, key_option, read_keyed_settings, run_with_broker
+from induscode.conversations.call_subjects import CallSubject, describe_subjects
 
 _POLL_S = 0.2
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _MAX_INT = 2**63 - 1
 """SQLite's largest integer: https://www.sqlite.org/datatype3.html#storage_classes_and_datatypes"""
-_HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
+_HEADS = ("CALL", "WHEN", "TOOL", "WHAT", "RESULT", "TOOK", "BY")
+_FIT = Fit({"TOOL": 12, "WHAT": 10, "RESULT": 12, "BY": 10}, drop=("BY", "CALL"))
+_FOLLOWED = ("00000", "00 Nov 00:00", "x" * 24, "x" * 32, "x" * 20, "1.24 ms", "x" * 32)
+"""Cells as wide as the columns of `--follow`."""
+_STYLES = {"ok": "green", DECLINED: "yellow", "cancelled": "yellow"}
 _NO_MATCH = "No call matches."
 
 
+class _CallNumber(click.IntRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            hint = f"For statistics: indus calls --by {value if value in GROUPS else 'tool'}"
+            raise click.UsageError(f"There is no call {value!r}. {hint}") from None
+
+
 @click.command("calls")
-@click.argument("number", type=click.IntRange(1, _MAX_INT), required=False)
+@click.argument("number", type=_CallNumber(1, _MAX_INT), required=False)
 @click.option("--follow", "-f", is_flag=True, help="Show calls as they come, until Ctrl+C.")
 @click.option("--slow", is_flag=True, help="The slowest calls first.")
 @click.option("--failed", is_flag=True, help="Only calls that failed.")
 @click.option("--declined", is_flag=True, help="Only calls that you or a rule declined.")
-@click.option("--by", type=click.Choice(GROUPS), help="Statistics by this: calls, errors, declined, p50, p95, tokens.")
+@click.option("--by", type=click.Choice(GROUPS), help="Statistics by this: calls, failed, declined, p50, p95, tokens.")
 @click.option("--server", metavar="NAME", help="Only calls of this server; * stands for any text.")
 @click.option(
     "--tool",
@@ -61,7 +84,9 @@ _NO_MATCH = "No call matches."
     help="Only calls of this tool, resource or prompt, by its own name; * stands for any text.",
 )
 @click.option("--client", metavar="NAME", help="Only calls of this client; * stands for any text.")
-@click.option("--since", metavar="AGE|TIME", help="Only calls since then: 10min, 2h, 7d, or 2026-11-15T20:08 (UTC).")
+@click.option(
+    "--since", metavar="AGE|TIME", help="Only calls since then: 10min, 2h, 7d, 20:08 today, or 2026-11-15T20:08."
+)
 @click.option(
     "--limit",
     type=click.IntRange(1, _MAX_INT),
@@ -99,7 +124,8 @@ def command(
 ) -> int:
     """List the last calls of tools and uses of resources and prompts, newest last; with NUMBER all about one.
 
-    Records hold sizes and digests, but no arguments or results unless the setting calls.record is payloads.
+    WHAT and BY come from the conversations. Records themselves hold sizes and digests, but no arguments or results
+    unless the setting calls.record is payloads.
     """
     exclusive = {"--follow": follow, "--slow": slow, "--by": by, "--export": export, "NUMBER": number}
     has_limit = context.get_parameter_source("limit") is click.core.ParameterSource.COMMANDLINE
@@ -155,15 +181,13 @@ def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: boo
 
 def parse_since(text: str) -> int:
     """Parse an age (`10min`) or a time (RFC 3339) into Unix milliseconds, or raise a usage error."""
-    unit = text.lstrip("0123456789")
+    unit, now = text.lstrip("0123456789"), now_ms()
     try:
         if unit in _UNITS and text != unit:
-            return max(0, now_ms() - int(text.removesuffix(unit)) * _UNITS[unit] * 1_000)
-        moment = datetime.fromisoformat(text)  # RFC 3339 §5.6
-        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-        return max(0, round(moment.timestamp() * 1_000))
-    except (ValueError, OverflowError) as exc:
-        raise click.UsageError(f"--since {text!r}: write 10min, 2h, 7d or 2026-11-15T20:08") from exc
+            return max(0, now - int(text.removesuffix(unit)) * _UNITS[unit] * 1_000)
+        return max(0, parse_time(text, now))
+    except ValueError as exc:
+        raise click.UsageError(f"--since {text!r}: write 10min, 2h, 7d, 20:08 or 2026-11-15T20:08") from exc
 
 
 # -- lists --------------------------------------------------------------------------------------
@@ -175,10 +199,11 @@ def _list_calls(database: CallDatabase, wanted: CallFilter, limit: int, *, slow:
         "calls",
         calls,
         _HEADS,
-        _format_cells,
+        _name_subjects(() if as_json else calls),
         to_json=CallRecord.to_json,
         after={"dropped": database.dropped()},
         empty=_NO_MATCH,
+        fit=_FIT,
     ).show(as_json=as_json)
     if not as_json:
         _report_dropped(database)
@@ -189,13 +214,31 @@ def _report_dropped(database: CallDatabase) -> None:
         print_status(f"{format_count(dropped, 'call')} could not be recorded")
 
 
-def _format_cells(call: CallRecord) -> tuple[object, ...]:
-    time = iso_utc(call.at_ms) if stdout_console() is None else format_age(call.at_ms, now_ms())
-    outcome = call.shown_outcome + (f", attempt {call.attempt}" if call.attempt > 1 else "")
-    took = format_duration(call.duration_us) if call.outcome != DECLINED else "-"
-    if call.waited_us:
-        took += f", asked {format_duration(call.waited_us)}"
-    return call.id, time, call.via, call.caller or "-", call.shown_name, took, outcome, call.tokens
+def _name_subjects(calls: Sequence[CallRecord]) -> Callable[[CallRecord], Sequence[object]]:
+    """Read what `calls` are about from their conversations, and return what formats the cells of one of them."""
+    subjects = dict(zip((id(call) for call in calls), describe_subjects(calls), strict=True))
+    return lambda call: _format_cells(call, subjects[id(call)])
+
+
+def _format_cells(call: CallRecord, subject: CallSubject) -> Sequence[object]:
+    is_terminal = stdout_console() is not None
+    return (
+        Cell(call.id, "dim"),
+        Cell(format_time(call.at_ms, now_ms() if is_terminal else None), "dim"),
+        _name_tool(call.kind, call.server, call.tool),
+        subject.what or "-",
+        Cell(_name_result(call), _STYLES.get(call.outcome, "red")),
+        "-" if call.outcome == DECLINED else format_duration(call.duration_us),
+        Cell(subject.by, "dim"),
+    )
+
+
+def _name_result(call: CallRecord) -> str:
+    return call.shown_outcome + (f", attempt {call.attempt}" if call.attempt > 1 else "")
+
+
+def _name_tool(kind: str, server: str, name: str) -> str:
+    return format_name(kind, server, name) if kind in {"resource", "prompt"} or not server else f"{server} → {name}"
 
 
 def _list_cluster_calls(context: click.Context, brokers: str, wanted: CallFilter, limit: int, *, as_json: bool) -> int:
@@ -211,13 +254,15 @@ def _list_cluster_calls(context: click.Context, brokers: str, wanted: CallFilter
             if len(found) >= limit:
                 break
         found.sort(key=lambda pair: pair[1].at_ms)
+        format_cells = _name_subjects([call for _, call in found])
         return Listing(
             "calls",
             found,
             ("NODE", *_HEADS[1:]),
-            lambda row: (row[0], *_format_cells(row[1])[1:]),
+            lambda row: (row[0], *format_cells(row[1])[1:]),
             to_json=lambda row: {**row[1].to_json(), "node": row[0]},
             empty=_NO_MATCH,
+            fit=_FIT,
         ).show(as_json=as_json)
 
     return run_with_broker(read_keyed_settings(context, brokers), work)
@@ -231,13 +276,16 @@ async def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
         return use_calls(lambda database: list(database.stream(replace(wanted, after=after)))) or []
 
     newest = await to_thread.run_sync(use_calls, CallDatabase.newest) or 0
+    table = GrowingTable(_HEADS, [(cell,) for cell in _FOLLOWED], fit=_FIT)
     while True:
-        for call in await to_thread.run_sync(read_next, newest):
+        calls = await to_thread.run_sync(read_next, newest)
+        format_cells = await to_thread.run_sync(_name_subjects, () if as_json else calls)
+        for call in calls:
             newest = call.id
             if as_json:
                 write_json(call.to_json(), indent=None)
             else:
-                print_line("  ".join(map(str, _format_cells(call))))
+                table.add(format_cells(call))
         if sys.stdout is not None:
             sys.stdout.flush()  # pipes are buffered
         if is_reader_gone():
@@ -248,14 +296,35 @@ async def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
 def _show_call(call: CallRecord | None, payload: Payload | None, *, number: int, as_json: bool) -> int:
     if call is None:
         raise click.UsageError(f"There is no call {number}: 'indus calls' lists the last ones")
-    facts = call.to_json()
-    texts = {} if payload is None else {"arguments": payload.arguments, "result": payload.result}
     if as_json:
-        write_json({**facts, **texts})
+        texts = {} if payload is None else {"arguments": payload.arguments, "result": payload.result}
+        write_json({**call.to_json(), **texts})
         return 0
-    for name, value in (*facts.items(), *texts.items()):
-        if value not in ("", 0):
-            print_line(f"{name}: {value}")
+    (subject,) = describe_subjects([call])
+    took = "it didn't run" if call.outcome == DECLINED else format_duration(call.duration_us)
+    sizes = f"arguments {call.argument_bytes:,} bytes, result {call.result_bytes:,}, about {call.tokens:,} tokens"
+    facts = {
+        "what": subject.what,
+        "result": _name_result(call),
+        "when": format_time(call.at_ms),
+        "took": f"{took}, after {format_duration(call.waited_us)} for your answer" if call.waited_us else took,
+        "by": subject.by,
+        "allowed by": call.allowed_by,
+        "session": call.conversation,
+        "deck": f"indus ledger turn {call.turn} --run {call.run}" if call.turn else "",
+        "trace": call.trace,
+        "size": sizes,
+    }
+    print_line(f"Call {call.id}: {_name_tool(call.kind, call.server, call.tool)}")
+    for name, value in facts.items():
+        if value:
+            print_line(f"  {name + ':':<11} {value}")
+    arguments = "" if subject.arguments is None else compact_json(subject.arguments)
+    for name, text in (
+        ("arguments", payload.arguments if payload else arguments),
+        ("result", payload and payload.result),
+    ):
+        print_text(f"  {name}:\n{indent(text, '    ')}" if text else f"  {name}: not recorded (setting: calls.record)")
     return 0
 
 
@@ -267,7 +336,7 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit:
     groups = found[:limit]
 
     def format_cells(group: CallStatistics) -> tuple[object, ...]:
-        name = format_name(group.kind, group.server, group.name) or "-"
+        name = _name_tool(group.kind, group.server, group.name) or (NATIVE if by == "server" else "-")
         times = (format_duration(value) for value in (group.p50_us, group.p95_us, group.slowest_us))
         return name, group.calls, group.errors, group.declined, *times, group.tokens
 
@@ -275,12 +344,13 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit:
     Listing(
         "groups",
         groups,
-        (by.upper(), "CALLS", "ERRORS", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS"),
+        (by.upper(), "CALLS", "FAILED", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS"),
         format_cells,
         to_json=lambda group: group.to_json(by),
         before={"by": by},
         after={"all": total, "dropped": database.dropped()},
         total=[everything],
+        fit=Fit({by.upper(): 12}, drop=("SLOWEST", "TOKENS", "P50")),
     ).show(as_json=as_json)
     if as_json:
         return

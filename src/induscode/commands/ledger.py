@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import wraps
 from typing import Any
 
@@ -13,10 +13,10 @@ from indusagi.core.json import JsonObject
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.boot.plans import opened_store
-from induscode.cli.listing import Listing
+from induscode.cli.listing import Cell, Listing
 from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_async
-from induscode.cli.terminal import format_age, print_line, print_status, print_text, stdout_console
+from induscode.cli.terminal import format_time, parse_time, print_line, print_status, print_text, stdout_console
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Row, RunFacts, document_addresses
@@ -34,7 +34,7 @@ run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or
 @click.command(
     cls=CommandGroup,
     commands={
-        "timeline": LazyCommand("list the events, the newest last", ":timeline"),
+        "timeline": LazyCommand("list the runs with what happened, the newest last", ":timeline"),
         "show": LazyCommand("show the events of a tool, a key or a row", ":show"),
         "at": LazyCommand("show the deck as it was at a time", ":at"),
         "turn": LazyCommand("show the deck that a model saw at a turn", ":turn"),
@@ -87,27 +87,72 @@ async def _read_documents(store: LedgerStore, rows: Sequence[Row]) -> dict[str, 
 @click.command("timeline")
 @run_option
 @click.option("--server", metavar="NAME", help="Only the events of this server.")
+@click.option("--all", "shows_all", is_flag=True, help="Every event, as with --run.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-    help="The last N rows.",
+    "--limit", type=click.IntRange(min=1), metavar="N",
+    help="The last N runs; with --all, --run or --json the last N events.  [default: 20, 100]",
 )  # fmt: skip
 @as_json
 @with_store
-async def timeline(store: LedgerStore, /, *, run: str | None, server: str | None, limit: int, as_json: bool) -> int:
-    """List the events, the newest last."""
-    rows = await _read_latest(store, run, server, limit)
-    is_terminal, now = stdout_console() is not None, now_ms()
+async def timeline(
+    store: LedgerStore, /, *, run: str | None, server: str | None, shows_all: bool, limit: int | None, as_json: bool
+) -> int:
+    """List the runs with what happened, the newest last."""
+    now = now_ms() if stdout_console() is not None else None
 
-    def format_cells(row: Row) -> tuple[object, ...]:
-        time, run_name = row.at, row.run
-        if is_terminal:  # the age, and a short name that `--run` takes
-            run_name = run_name[:_RUN_LENGTH]
-            time = format_age(round(datetime.fromisoformat(time).timestamp() * 1000), now)
-        return time, run_name, row.op, _format_subject(row), _format_detail(row)
+    def format_at(row: Row) -> Cell:
+        return Cell(format_time(round(datetime.fromisoformat(row.at).timestamp() * 1000), now), "dim")
 
-    heads = ("AT", "RUN", "EVENT", "SUBJECT", "DETAIL")
-    listing = Listing("rows", rows, heads, format_cells, to_json=_build_json, empty=_EMPTY)
-    return listing.show(as_json=as_json)
+    def format_cells(row: Row) -> Sequence[object]:
+        return format_at(row), row.run[:_RUN_LENGTH], row.op, _format_subject(row), _format_detail(row)
+
+    if shows_all or as_json or run is not None:
+        rows = await _read_latest(store, run, server, limit or 100)
+        heads = ("WHEN", "RUN", "EVENT", "SUBJECT", "DETAIL")
+        listing = Listing("rows", rows, heads, format_cells, to_json=_build_json, empty=_EMPTY)
+        return listing.show(as_json=as_json)
+    lines: list[Sequence[object]] = []
+    for facts in (await store.runs())[-(limit or 20) :]:
+        rows = [row for row in await store.rows(facts.run) if server is None or row.facts.get("server") == server]
+        name = Cell(facts.run[:_RUN_LENGTH], "bold")
+        lines += [(format_at(rows[0]), name, _summarize(rows))] if rows else []
+        seen: dict[tuple[str, str], Row] = {}
+        for row in rows:
+            if row.op in _NOTABLE:
+                seen.setdefault((row.op, _name_event(row)), row)
+        lines += [(format_at(row), "", Cell(text, _NOTABLE[op])) for (op, text), row in seen.items()]
+    return Listing("runs", lines, ("WHEN", "RUN", "WHAT"), lambda line: line, empty=_EMPTY).show(as_json=False)
+
+
+_NOTABLE = {"fault": "red", "drift": "yellow", "approve": "green", "approval": "green", "token": "", "client": ""}
+"""The events that a run's summary is followed by, with their styles."""
+
+
+def _summarize(rows: Sequence[Row]) -> str:
+    """Summarize the events of a run: `38 tools of 4 servers enrolled, 2 turns`."""
+    enrolled = [str(row.facts.get("server")) for row in rows if row.op == "enroll"]
+    servers = {str(row.facts.get("server")) for row in rows if row.op == "ready"} or {*enrolled}
+    turns, searches = (sum(row.op == op for row in rows) for op in ("turn", "search"))
+    parts = [
+        f"{format_count(len(enrolled), 'tool')} of {format_count(len({*enrolled}), 'server')} enrolled"
+        if enrolled
+        else f"{format_count(len(servers), 'server')} ready" if servers else "",
+        format_count(turns, "turn") if turns else "",
+        format_count(searches, "search", "searches") if searches else "",
+    ]  # fmt: skip
+    return ", ".join(filter(None, parts)) or "no tools"
+
+
+def _name_event(row: Row) -> str:
+    verb = {"fault": "failed", "drift": "changed", "approve": "approved"}.get(row.op, row.op)
+    subject = _format_subject(row)
+    detail = "" if row.op == "approve" else _format_detail(row).removeprefix(f"{row.facts.get('subject', '')} ")
+    name = (
+        f"{subject} → {row.facts['subject']}"
+        if row.op in {"drift", "approve"} and row.facts.get("subject")
+        else subject
+    )
+    return f"{name} {verb}" + (f": {detail}" if detail else "")
 
 
 async def _read_latest(store: LedgerStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
@@ -208,14 +253,13 @@ async def show(store: LedgerStore, /, key: str, *, as_json: bool) -> int:
 @as_json
 @with_store
 async def at(store: LedgerStore, /, time: str, *, run: str | None, as_json: bool) -> int:
-    """Show the deck as it was at TIME, such as 2026-11-15T20:08 (UTC, unless it says otherwise)."""
+    """Show the deck as it was at TIME: 19:45 (today), or 2026-11-15T20:08, in local time unless it says otherwise."""
     try:
-        wanted = datetime.fromisoformat(time)  # RFC 3339 §5.6
-        wanted = wanted.replace(tzinfo=UTC) if wanted.tzinfo is None else wanted
-        moment = iso_utc(round(wanted.timestamp() * 1000))
+        moment = iso_utc(parse_time(time, now_ms()))
     except (ValueError, OverflowError) as exc:
-        message = f"{time!r} is not a time: write 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
-        raise click.UsageError(message) from exc
+        raise click.UsageError(
+            f"{time!r} is not a time: write 19:45, 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
+        ) from exc
     if run is not None:
         one = await _find_run(store, run)
     else:

@@ -16,9 +16,9 @@ from indusagi.core.faults import CoreError
 from induscode.cli.terminal import is_interactive, print_line, print_status
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.commands.groups import CommandGroup, LazyCommand
-from induscode.launch.flags import FlagGroup, flag_specs
+from induscode.launch.flags import flag_specs
 from induscode.launch.invocation import Invocation
-from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation, require_agent
+from induscode.launch.options import build_option, format_options, list_given_flags, read_invocation, require_agent
 
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {
@@ -27,6 +27,7 @@ _COMMANDS = {
     "prompts": LazyCommand("list the prompts of servers, and get their messages", "induscode.commands.tools:prompts"),
     "call": LazyCommand("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
     "try": LazyCommand("try a server before you add it", "induscode.commands.try_server"),
+    "connect": LazyCommand("connect a client: Claude, Cursor, VS Code, Codex …", "induscode.commands.serve:connect"),
     "serve": LazyCommand("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "cluster": LazyCommand("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
     "ui": LazyCommand("look at servers, tools, calls and the ledger in a browser", "induscode.commands.serve:ui"),
@@ -100,15 +101,7 @@ class _Indus(CommandGroup):
             raise click.UsageError(f"{exc.message}. To ask a model: indus -p {shlex.quote(args[0])}", ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            group = parameter.group if isinstance(parameter, GroupedOption) else FlagGroup.GENERAL
-            if record is not None:
-                groups.setdefault(str(group), []).append(record)
-        for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+        format_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
 

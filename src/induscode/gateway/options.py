@@ -67,24 +67,57 @@ _MOST = 65_536
 """Upper bound of a limit: the number of TCP ports."""
 
 
-_serving = FlagSection(FlagGroup.SERVING)
-_http, _auth, _node = (FlagSection(FlagGroup.SERVING, needs) for needs in ("--http", "--auth", "--cluster"))
+_client, _transport, _tools, _permission, _cluster = map(
+    FlagSection, (FlagGroup.CLIENTS, FlagGroup.TRANSPORT, FlagGroup.TOOLS, FlagGroup.PERMISSION, FlagGroup.CLUSTER)
+)
+_http, _page, _limits, _sign_in = (
+    FlagSection(group, "--http") for group in (FlagGroup.TRANSPORT, FlagGroup.PAGE, FlagGroup.LIMITS, FlagGroup.SIGN_IN)
+)
+_auth, _node = FlagSection(FlagGroup.SIGN_IN, "--auth"), FlagSection(FlagGroup.CLUSTER, "--cluster")
 
 
 def _limit(name: str, of: str, default: int, *aliases: str, key: str = "") -> FlagSpec:
     schema: JsonObject = {"type": "integer", "minimum": 1, "maximum": _MOST}
-    return _http.value(name, "N", f"the most {of}; {default:,} by default.", *aliases, schema=schema, key=key)
+    return _limits.value(name, "N", f"the most {of}; {default:,} by default.", *aliases, schema=schema, key=key)
 
 
 def _choose(name: str, describe: str, choices: Any, default: str) -> FlagSpec:
-    return _serving.value(name, None, describe, schema=choice(*get_args(choices)), default=default)
+    return _tools.value(name, None, describe, schema=choice(*get_args(choices)), default=default)
 
 
 _clients = choice(*CLIENTS)
 
 SERVE_FLAGS: tuple[FlagSpec, ...] = (
-    _serving.switch("--stdio", "Serve the client that starts this process (the default).", excludes=("--cluster",)),
-    _serving.value(
+    _client.value(
+        "--install",
+        "CLIENT",
+        "Put the entry into the file of CLIENT (claude, cursor, vscode …) instead of serving; a copy is kept. The same "
+        "as indus connect CLIENT.",
+        schema=_clients,
+        excludes=("--print-config", "--cluster"),
+    ),
+    _client.value(
+        "--uninstall",
+        "CLIENT",
+        "Remove the entry from the file of CLIENT instead of serving; a copy is kept.",
+        schema=_clients,
+        excludes=("--print-config", "--install", "--cluster"),
+    ),
+    _client.switch(
+        "--dry-run",
+        "Show which tools each view has, and serve nothing; with --install or --uninstall: show the change.",
+        excludes=("--cluster",),
+    ),
+    _client.value(
+        "--print-config",
+        "CLIENT",
+        "Print the entry to paste into a client instead of serving.",
+        schema=_clients,
+        excludes=("--cluster", "--dry-run"),
+    ),
+    _client.value("--name", None, "The name it is served under.", default=NAME),
+    _transport.switch("--stdio", "Serve the client that starts this process (the default).", excludes=("--cluster",)),
+    _transport.value(
         "--http",
         "[HOST:]PORT",
         f"Serve at an address instead; {DEFAULT_ADDRESS} if none is given, 0 for a free port.",
@@ -103,19 +136,19 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
         "requests at once of one session, or of one token without sessions",
         REQUESTS_PER_TOKEN,
     ),
-    _http.value(
+    _limits.value(
         "--max-requests-per-principal",
         "N",
         f"the most requests at once of one principal; {PRINCIPAL_REQUESTS} by default.",
         schema={"type": "integer", "minimum": 1},
     ),
-    _http.value(
+    _limits.value(
         "--max-rate-per-principal",
         "N",
         f"the most requests per second of one principal; {PRINCIPAL_RATE:g} by default.",
         schema={"type": "number", "exclusiveMinimum": 0},
     ),
-    _serving.value(
+    _tools.value(
         "--profile",
         None,
         "Native tools: read-only ones, the coding set (which writes and runs commands), all with the app cards, or "
@@ -129,7 +162,7 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
         Schemas,
         "raw",
     ),
-    _serving.value("--view", "NAME", "Show every client the tools of this view only (the setting serve.views)."),
+    _tools.value("--view", "NAME", "Show every client the tools of this view only (the setting serve.views)."),
     _choose(
         "--names",
         "Tools, prompts and resources of servers: named with their server, or by their own names where these are "
@@ -144,59 +177,34 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
         TaskHandling,
         "wait",
     ),
-    _serving.of(
+    _tools.of(
         TOOL_SEARCH_MODE,
         FlagKind.VALUE,
         "List three tools by which a client finds and calls all others: always (on), never (off), or where the list "
         "would be too long (auto, the default).",
     ),
-    _serving.of(
+    _tools.of(
         TOOL_SEARCH_ALWAYS_LIST,
         FlagKind.MANY,
         "A tool that stays listed where tools are searched; * stands for any text (repeatable).",
         metavar="NAME",
     ),
-    _serving.of(
+    _permission.of(
         APPROVALS_MODE,
         FlagKind.VALUE,
         "Calls that need a person: wait for one (ask), or are refused (deny). By default, only calls that an ask rule "
         "names wait, where somebody can answer.",
     ),
-    _http.value(
+    _page.value(
         "--page",
         None,
         "the page at /ui, full (the default), for looking only, or none.",
         schema=choice(*get_args(PageMode)),
     ),
-    _serving.value("--name", None, "The name it is served under.", default=NAME),
-    _serving.value("--transparent", "SERVER", "Pass one server through, unchanged.", excludes=("--cluster",)),
-    _serving.value(
-        "--print-config",
-        None,
-        "Print the entry to paste into a client instead of serving.",
-        schema=_clients,
-        excludes=("--cluster", "--dry-run"),
+    _transport.value("--transparent", "SERVER", "Pass one server through, unchanged.", excludes=("--cluster",)),
+    _sign_in.value(
+        "--auth", "ISSUER", "accept access tokens of this authorization server (OAuth) instead of the token."
     ),
-    _serving.value(
-        "--install",
-        None,
-        "Put the entry into the client's own file instead of serving; a copy is kept.",
-        schema=_clients,
-        excludes=("--print-config", "--cluster"),
-    ),
-    _serving.value(
-        "--uninstall",
-        None,
-        "Remove the entry from the client's own file instead of serving; a copy is kept.",
-        schema=_clients,
-        excludes=("--print-config", "--install", "--cluster"),
-    ),
-    _serving.switch(
-        "--dry-run",
-        "Show which tools each view has, and serve nothing; with --install or --uninstall: show the change.",
-        excludes=("--cluster",),
-    ),
-    _http.value("--auth", "ISSUER", "accept access tokens of this authorization server (OAuth) instead of the token."),
     _auth.many("--audience", "NAME", "the audience of accepted tokens (repeatable); the public URL by default."),
     _auth.value("--public-url", "URL", "where clients reach the gateway, if that is not the address it listens on."),
     _auth.switch("--any-token-type", "also accept JWTs that are not marked as access tokens (at+jwt)."),
@@ -215,7 +223,7 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
     ),
     _auth.switch("--require-dpop", "refuse tokens that are not bound to a key (DPoP)."),
     _auth.switch("--dpop-nonce", "refuse DPoP proofs without a nonce of ours."),
-    _serving.of(
+    _cluster.of(
         CLUSTER_BROKERS,
         FlagKind.VALUE,
         "With --http: join the cluster of these NATS brokers; servers run on one node and are used by all.",

@@ -199,7 +199,7 @@ def _announce_stdio(options: ServeOptions, what: str) -> None:
     elif options.settings is None:
         print_status(f"serving over standard input and output {what}")
         if can_ask_user():
-            print_status("an MCP client is meant to start this: see indus serve --install")
+            print_status("an MCP client is meant to start this: indus connect")
 
 
 def spare_start_objects() -> None:

@@ -40,14 +40,19 @@ class FlagKind(StrEnum):
 
 
 class FlagGroup(StrEnum):
-    """A section of the help."""
+    """A section of the help, in their order."""
 
+    CLIENTS = "Clients"
+    TRANSPORT = "Transport"
     SESSION = "Session"
     MODEL = "Model"
     TOOLS = "Tools"
     PERMISSION = "Permission"
+    PAGE = "Page"
+    SIGN_IN = "Sign-in"
+    LIMITS = "Limits"
+    CLUSTER = "Cluster"
     GENERAL = "General"
-    SERVING = "Serving"
 
 
 @record

@@ -73,6 +73,28 @@ class GroupedOption(click.Option):
         self.group = group
 
 
+def format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the options of a command's help by section."""
+    groups: dict[FlagGroup, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(ctx):
+        row = parameter.get_help_record(ctx)
+        group = parameter.group if isinstance(parameter, GroupedOption) else FlagGroup.GENERAL
+        if row is not None:
+            groups.setdefault(group, []).append(row)
+    for title in FlagGroup:
+        if title in groups:
+            with formatter.section(title):
+                formatter.write_dl(groups[title])
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section."""
+        format_options(self, ctx, formatter)
+
+
 def add_flags(specs: Sequence[FlagSpec]) -> Callable[[click.Command], click.Command]:
     """Add a command's own flags from its table."""
 

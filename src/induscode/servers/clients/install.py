@@ -10,10 +10,12 @@ import difflib
 import json
 import os
 import re
+import shutil
 import stat
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import cast
@@ -24,7 +26,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from induscode.servers.clients import Client, Entry, config_places, format_toml_table, is_own_row
+from induscode.servers.clients import CLIENTS, Client, Entry, config_places, format_toml_table, is_own_row
 from induscode.servers.config.writer import replace_text
 
 _MAX_DEPTH = 200
@@ -320,6 +322,39 @@ def find_client_file(client: Client, environ: Mapping[str, str]) -> str:
     existing = [path for path in files if os.path.isfile(path)]
     possible = [path for path in files if os.path.isdir(os.path.dirname(path))]
     return [*existing, *possible, *files][0]
+
+
+@record
+class FoundClient:
+    """A client on this machine."""
+
+    name: str
+    """The key in `CLIENTS`."""
+    client: Client
+    path: str
+    """Its user-level file, existing or not."""
+    entry: str | None
+    """The name of our entry in that file, if it has one."""
+
+
+def find_clients(environ: Mapping[str, str]) -> Sequence[FoundClient]:
+    """Find the clients that have a file, a folder of their own or a command on this machine."""
+    found: dict[str, FoundClient] = {}
+    for name, client in CLIENTS.items():
+        path = find_client_file(client, environ)
+        folder = os.path.dirname(path)
+        has_folder = os.path.isdir(folder) and folder != os.path.realpath(os.path.expanduser("~"))
+        is_here = os.path.isfile(path) or has_folder or shutil.which("code" if name == "vscode" else name)
+        if is_here and client.program not in found:
+            found[client.program] = FoundClient(name, client, path, _find_own_entry(client, path))
+    return [*found.values()]
+
+
+def _find_own_entry(client: Client, path: str) -> str | None:
+    with suppress(InstallError):
+        rows = _find_servers(client, _parse(client, path, _read(path) or ""))
+        return next((name for name, row in rows.items() if is_own_row(row, name=name)), None)
+    return None
 
 
 def plan_install(client: Client, entry: Entry, path: str) -> Change:
