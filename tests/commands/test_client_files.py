@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +187,11 @@ def test_every_client_has_places_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("project")
-def test_clients_of_this_machine_are_listed_connected_and_disconnected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_clients_of_this_machine_are_listed_connected_and_disconnected(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/opt/indus"])
+
     def list_connected() -> list[str]:
         capsys.readouterr()
         assert run(["connect", "--json"]) == 0

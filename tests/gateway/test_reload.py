@@ -335,4 +335,4 @@ def test_without_a_home_there_is_no_consent_to_watch(monkeypatch: pytest.MonkeyP
 def test_a_person_who_starts_it_is_told_who_should(tmp_path: Path) -> None:
     done = typed("\x04", "serve", *NONE, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "see indus serve --install" in done.stderr
+    assert "indus connect" in done.stderr
