@@ -19,8 +19,8 @@ from indusagi.runtime.contract import ToolDescriptor, ToolResult, project_conten
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.gateway.approvals.approver import GatewayApprover
 from induscode.gateway.approvals.queue import ApprovalOptions, ApprovalQueue
-from induscode.gateway.approvals.sharing import ApprovalSharing
 from induscode.gateway.approvals.store import Approval, ApprovalStore
+from induscode.gateway.sharing import ApprovalSharing
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.rules import Effect, Rule, RuleOrigin
 
