@@ -13,7 +13,7 @@ from tests.support.servers import SERVERS
 
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.boot.content import _MAX_ABOUT, _shorten
+from induscode.boot.runners import _MAX_ABOUT, _shorten
 from induscode.deck.mcp.capability import BridgeCapability
 
 if TYPE_CHECKING:

@@ -32,9 +32,8 @@ from pydantic_ai.tools import ToolDefinition
 from tests.support.networks import to_fetch_error
 
 from induscode.conversations.contract import RetryScheduled
-from induscode.conversations.model_loop.chat import retry_listener
+from induscode.conversations.model_loop.chat import VERBATIM, open_model, retry_listener, to_model_fault
 from induscode.conversations.model_loop.chat_messages import build_connection_error, replace_images, write_messages
-from induscode.conversations.model_loop.providers import VERBATIM, open_model, to_model_fault
 from induscode.conversations.models import ModelChoice
 
 if TYPE_CHECKING:

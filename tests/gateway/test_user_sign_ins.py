@@ -34,7 +34,7 @@ from indusagi.core.app_dirs import state_dir
 from indusagi.core.json import compact_json
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.auth.storage import KEY_VARIABLE
-from induscode.gateway.user_sign_ins import UserCredentials, list_stored
+from induscode.gateway.sign_in import UserCredentials, list_stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -38,7 +38,7 @@ CONSTANTS: dict[str, float] = {
     "induscode.commands.mcp.list_servers:_IN_ORDER_S": 60.0,
     "induscode.boot.catalog:FIRST_PROMPT_LIMIT_S": 60.0,
     "induscode.boot.catalog:LOOK_LIMIT_S": 60.0,
-    "induscode.boot.content:LOOK_LIMIT_S": 60.0,
+    "induscode.boot.runners:LOOK_LIMIT_S": 60.0,
     "induscode.conversations.servers:FIRST_PROMPT_LIMIT_S": 60.0,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,

@@ -145,7 +145,7 @@ def call_content(
 ) -> int:
     """Print the resource `@server:uri` or the prompt `/server:name`, and return the exit code."""
     from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
-    from induscode.boot.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
+    from induscode.boot.runners import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
     from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
     from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
 

@@ -336,7 +336,7 @@ def prompts() -> None:
 @no_check
 def list_resources(context: click.Context, server: str | None, *, as_json: bool, no_check: bool) -> int:
     """List the resources and templates of SERVER, or of all servers, as `@server:uri`."""
-    from induscode.boot.content import print_items  # noqa: PLC0415 — imports the bridge
+    from induscode.boot.runners import print_items  # noqa: PLC0415 — imports the bridge
 
     return print_items(context, server, ("resource", "template"), as_json=as_json, no_check=no_check)
 
@@ -347,7 +347,7 @@ def list_resources(context: click.Context, server: str | None, *, as_json: bool,
 @no_check
 def list_prompts(context: click.Context, server: str | None, *, as_json: bool, no_check: bool) -> int:
     """List the prompts of SERVER, or of all servers, as `/server:prompt`."""
-    from induscode.boot.content import print_items  # noqa: PLC0415 — imports the bridge
+    from induscode.boot.runners import print_items  # noqa: PLC0415 — imports the bridge
 
     return print_items(context, server, ("prompt",), as_json=as_json, no_check=no_check)
 

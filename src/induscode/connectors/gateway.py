@@ -47,8 +47,8 @@ from induscode.deck.contract import ActionError, ActionTarget
 
 if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
+    from induscode.connectors.sign_in import ConnectorTokens
     from induscode.connectors.store import ConnectorRow, ConnectorStore
-    from induscode.connectors.tokens import ConnectorTokens
 
 FOUND: Final = 5
 """Operations returned by a search."""
@@ -170,7 +170,7 @@ class ConnectorGateway:
         async with self._opening:
             if row.name not in self._tokens:
                 # Lazy: it loads the HTTP client for sign-ins and the JWT library.
-                from induscode.connectors.tokens import open_tokens  # noqa: PLC0415
+                from induscode.connectors.sign_in import open_tokens  # noqa: PLC0415
 
                 self._tokens[row.name] = await open_tokens(
                     row,

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from induscode.conversations.agents.delegate import SubSessions
     from induscode.gateway.approvals.queue import ApprovalMode
     from induscode.gateway.page.site import PageSite
+    from induscode.gateway.sign_in import UserSignIns
     from induscode.gateway.token_book import TokenBook
-    from induscode.gateway.user_sign_ins import UserSignIns
     from induscode.permissions.confirm import Approver
 
 # -- host -------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def build_queue(context: GatewayContext) -> ApprovalQueue:
 @asynccontextmanager
 async def _open_users(gateway: Gateway, parts: GatewayParts) -> AsyncGenerator[UserSignIns]:
     """Let users sign in to servers inside the block."""
-    from induscode.gateway.user_sign_ins import UserSignIns  # noqa: PLC0415 — with access tokens
+    from induscode.gateway.sign_in import UserSignIns  # noqa: PLC0415 — with access tokens
 
     def find_page() -> str:
         return "" if parts.site is None else parts.site.url

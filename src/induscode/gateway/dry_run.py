@@ -13,8 +13,8 @@ from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.boot.catalog import NATIVE, ListedTool, list_tools
-from induscode.boot.content import open_content
 from induscode.boot.plans import usage_errors
+from induscode.boot.runners import open_content
 from induscode.cli.listing import print_table
 from induscode.cli.output import print_notes
 from induscode.cli.signals import run_async

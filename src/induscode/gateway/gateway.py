@@ -52,10 +52,9 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store import LedgerStore
     from induscode.gateway.approvals.queue import ApprovalQueue
     from induscode.gateway.options import Schemas, ServeOptions
-    from induscode.gateway.sign_in import GatewaySignIns
+    from induscode.gateway.sign_in import GatewaySignIns, UserSignIns
     from induscode.gateway.status_lines import StatusLines
     from induscode.gateway.token_book import Grant, TokenBook
-    from induscode.gateway.user_sign_ins import UserSignIns
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks
     from induscode.permissions.call_facts import CallFacts

@@ -13,8 +13,7 @@ from indusagi.capabilities.registry import ToolRegistry
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.layers import ServedBox, ToolBoxLayer
-from induscode.deck.provision import DeckRunner
+from induscode.deck.provision import DeckRunner, ServedBox, ToolBoxLayer
 from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST, Settings
 from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS, SearchOptions
 

@@ -25,7 +25,7 @@ from indusagi.runtime.calls import CallEntry, CallingClient, current_entry
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.layers import ServedBox, ToolBoxLayer
+from induscode.deck.provision import ServedBox, ToolBoxLayer
 from induscode.gateway.content import GatewayContent, KnownItems, build_not_found
 from induscode.gateway.search_box import serve_current
 from induscode.launch.views import NATIVE, View, find_view, matches

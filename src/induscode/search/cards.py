@@ -33,8 +33,8 @@ from induscode.search.options import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEAR
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
-    from induscode.deck.layers import ToolSource
     from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.provision import ToolSource
 
 
 _SIGNATURE_CHARS: Final = 200

@@ -22,8 +22,7 @@ from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.jetstream import Stream
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
-from induscode.cluster.shared.sign_ins import LOCK, SIGN_IN
-from induscode.cluster.shared.table import PIN, ClusterPins, SharedTable, open_table
+from induscode.cluster.shared.table import LOCK, PIN, SIGN_IN, ClusterPins, SharedTable, open_table
 from induscode.servers.config.rows import ServerRow, find_project_dir
 from induscode.servers.config.trust import TrustStore, consent_facts
 

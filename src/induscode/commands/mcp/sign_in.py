@@ -91,7 +91,7 @@ def logout(context: click.Context, name: str, *, principal: str | None) -> int:
 
 async def _sign_out(config: ServerConfig, principal: str) -> bool | None:
     """Sign a principal out of a server, of whichever issuers; returns and raises like `sign_out_of_server`."""
-    from induscode.gateway.user_sign_ins import UserCredentials, list_stored  # noqa: PLC0415 — for a gateway's users
+    from induscode.gateway.sign_in import UserCredentials, list_stored  # noqa: PLC0415 — for a gateway's users
 
     auth = get_auth(config)
     users = {user for user, _ in await to_thread.run_sync(list_stored, principal)}

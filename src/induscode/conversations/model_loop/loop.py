@@ -55,9 +55,8 @@ from induscode.conversations.contract import (
     ThinkingDelta,
     Usage,
 )
-from induscode.conversations.model_loop.chat import retry_listener
+from induscode.conversations.model_loop.chat import open_model, retry_listener, to_model_fault
 from induscode.conversations.model_loop.chat_messages import describe_file, is_image_refusal, replace_images
-from induscode.conversations.model_loop.providers import open_model, to_model_fault
 from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
 from induscode.conversations.transcript import ConversationError
 from induscode.search.index import FOUND

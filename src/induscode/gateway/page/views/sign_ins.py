@@ -19,11 +19,11 @@ from induscode.gateway.page.html import (
     table,
     tag,
 )
-from induscode.gateway.user_sign_ins import name_user
+from induscode.gateway.sign_in import name_user
 
 if TYPE_CHECKING:
     from induscode.gateway.page.access import PageRequest
-    from induscode.gateway.user_sign_ins import UserSignIns
+    from induscode.gateway.sign_in import UserSignIns
     from induscode.servers.sign_in import SignInFacts
 
 _HEADS = ("Server", "State", "Account", "Lasts", "Actions")
