@@ -1,6 +1,7 @@
 """Attaches the servers of a run, for sessions, calls, lists and gateways alike: one fleet and one ledger.
 
-Commands fetch resources and prompts of servers by `@server:uri` and `/server:prompt`. On a terminal, announces servers that are slow to start.
+On a terminal, announces servers that are slow to start. Commands fetch resources and prompts of servers here, by
+`@server:uri` and `/server:prompt`.
 """
 
 from __future__ import annotations
