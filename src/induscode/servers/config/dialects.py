@@ -167,13 +167,16 @@ class RawRow(NamedTuple):
     """The fields before conversion. Consent covers these too."""
 
 
+Reader: TypeAlias = Callable[[JsonObject], Iterator[RawRow]]
+
+
 @record
 class Dialect:
     """The configuration format of one program."""
 
     name: str
     expansion: Expansion
-    read_rows: Callable[[JsonObject], Iterator[RawRow]]
+    read_rows: Reader
     matches: Callable[[JsonObject], bool] | None
     """Whether a document of unknown origin uses this dialect. `None`: only the file name identifies it."""
     holds: Callable[[JsonObject], bool] | None = None
@@ -201,6 +204,16 @@ def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
 # -- readers ----------------------------------------------------------------------------------
 
 
+def _read(*keys: str, convert: Callable[[JsonObject], JsonObject | None] = lambda _: None) -> Reader:
+    """Build a reader of the servers at a path of keys. `convert` changes a copy of a row, or returns another one."""
+
+    def read(document: JsonObject) -> Iterator[RawRow]:
+        for row in _rows(_under(document, *keys)):
+            yield row._replace(fields=convert(row.fields) or row.fields) if is_json_object(row.fields) else row
+
+    return read
+
+
 def indus(document: JsonObject) -> Iterator[RawRow]:
     """Read `servers`: a list of named rows, or an object of rows by name."""
     servers = document.get("servers")
@@ -210,11 +223,6 @@ def indus(document: JsonObject) -> Iterator[RawRow]:
             yield RawRow(name if isinstance(name, str) else "", row, written=row)
     elif is_json_object(servers):
         yield from _rows(servers)
-
-
-def mcp_servers(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, the form of Claude Desktop (commands only) and Cursor."""
-    yield from _rows(_under(document, "mcpServers"))
 
 
 def claude_code(document: JsonObject) -> Iterator[RawRow]:
@@ -257,17 +265,8 @@ def _convert_vscode_sandbox(rules: JsonObject) -> JsonObject:
     return {**profile, **{key: value for key, value in {**files, **network}.items() if value}}
 
 
-def codex(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcp_servers`, where secrets are variable names."""
-    yield from _convert_rows(_under(document, "mcp_servers"), _codex_row)
-
-
-def _convert_rows(servers: JsonObject | None, convert: Callable[[JsonObject], JsonObject]) -> Iterator[RawRow]:
-    for row in _rows(servers):
-        yield row._replace(fields=convert(row.fields)) if is_json_object(row.fields) else row
-
-
-def _codex_row(row: JsonObject) -> JsonObject:
+def _convert_codex_row(row: JsonObject) -> JsonObject:
+    # Secrets are names of variables.
     fields = dict(row)
     headers = dict(_under(row, "http_headers") or {})
     token = fields.pop("bearer_token_env_var", None)
@@ -290,20 +289,17 @@ def _codex_row(row: JsonObject) -> JsonObject:
 
 def gemini(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`, where `url` is SSE and `httpUrl` Streamable HTTP."""
-    allowed = _names(document, "allowed")
-    excluded = _names(document, "excluded") or ()
+    allowed, excluded = _names(document, "allowed"), _names(document, "excluded") or ()
     for row in _rows(_under(document, "mcpServers")):
         name, fields = row.name, row.fields
-        if not is_json_object(fields):
-            yield row
-            continue
-        newer = fields.pop("httpUrl", None)
-        if newer is not None:
-            fields.update(url=newer, type="http")
-        elif "url" in fields and "type" not in fields:
-            fields["type"] = "sse"
-        if name in excluded or (allowed is not None and name not in allowed):
-            fields["enabled"] = False
+        if is_json_object(fields):
+            newer = fields.pop("httpUrl", None)
+            if newer is not None:
+                fields.update(url=newer, type="http")
+            elif "url" in fields and "type" not in fields:
+                fields["type"] = "sse"
+            if name in excluded or (allowed is not None and name not in allowed):
+                fields["enabled"] = False
         yield row
 
 
@@ -312,22 +308,10 @@ def _names(document: JsonObject, key: str) -> Sequence[JsonValue] | None:
     return names if isinstance(names, list) else None
 
 
-def opencode(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcp` (version 1), where a command is a list."""
-    yield from _convert_rows(_under(document, "mcp"), _opencode_row)
-
-
-def opencode_v2(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcp.servers` (version 2)."""
-    yield from _convert_rows(_under(document, "mcp", "servers"), _opencode_row)
-
-
-def _opencode_row(row: JsonObject) -> JsonObject:
-    fields = dict(row)
-    command = fields.get("command")
+def _convert_opencode_row(row: JsonObject) -> None:
+    command = row.get("command")
     if isinstance(command, list) and command:
-        fields.update(command=command[0], args=command[1:])
-    return fields
+        row.update(command=command[0], args=command[1:])
 
 
 def _is_opencode_v2(document: JsonObject) -> bool:
@@ -336,57 +320,35 @@ def _is_opencode_v2(document: JsonObject) -> bool:
     return servers is not None and not {"command", "url"} & servers.keys()
 
 
-def windsurf(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, where `serverUrl` is a remote server's address."""
-    for row in _rows(_under(document, "mcpServers")):
-        if is_json_object(row.fields):
-            address = row.fields.pop("serverUrl", None)
-            if address is not None:
-                row.fields.setdefault("url", address)
-        yield row
+def _convert_windsurf_row(row: JsonObject) -> None:
+    address = row.pop("serverUrl", None)
+    if address is not None:
+        row.setdefault("url", address)
 
 
-def zed(document: JsonObject) -> Iterator[RawRow]:
-    """Read `context_servers`. In older files, the command is an object with a path."""
-    yield from _convert_rows(_under(document, "context_servers"), _zed_row)
-
-
-def _zed_row(row: JsonObject) -> JsonObject:
+def _convert_zed_row(row: JsonObject) -> JsonObject:
     fields = {key: value for key, value in row.items() if key != "source"}
     command = fields.get("command")
-    if is_json_object(command):
+    if is_json_object(command):  # in older files
         older = {key: command[key] for key in ("args", "env") if command.get(key) is not None}
         fields.update({"command": command.get("path"), **older})
     return fields
 
 
-def amp(document: JsonObject) -> Iterator[RawRow]:
-    """Read `amp.mcpServers` (a single key)."""
-    yield from _rows(_under(document, "amp.mcpServers"))
+def _convert_copilot_row(row: JsonObject) -> None:
+    tools = row.pop("tools", None)
+    if isinstance(tools, list) and "*" not in tools:
+        row["includeTools"] = tools
 
 
-def copilot(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, where `tools` lists tools, or `*` for all."""
-    for row in _rows(_under(document, "mcpServers")):
-        if is_json_object(row.fields):
-            tools = row.fields.pop("tools", None)
-            if isinstance(tools, list) and "*" not in tools:
-                row.fields["includeTools"] = tools
-        yield row
-
-
-def cline(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, where `transport` may hold the fields, and `timeout` is in seconds."""
-    for row in _rows(_under(document, "mcpServers")):
-        if is_json_object(row.fields):
-            transport = row.fields.get("transport")
-            if is_json_object(transport):
-                del row.fields["transport"]
-                row.fields.update(transport)
-            seconds = row.fields.pop("timeout", None)
-            if seconds is not None:
-                row.fields["tool_timeout_sec"] = seconds
-        yield row
+def _convert_cline_row(row: JsonObject) -> None:
+    transport = row.get("transport")
+    if is_json_object(transport):  # it may hold the fields
+        del row["transport"]
+        row.update(transport)
+    seconds = row.pop("timeout", None)
+    if seconds is not None:
+        row["tool_timeout_sec"] = seconds
 
 
 # -- detection --------------------------------------------------------------------------------
@@ -411,24 +373,24 @@ _HAS_MCP_SERVERS = _has("mcpServers")
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect("codex", "shell", codex, _has("mcp_servers")),
-        Dialect("opencode-v2", "braces", opencode_v2, _is_opencode_v2),
-        Dialect("zed", "secrets", zed, _has("context_servers")),
-        Dialect("amp", "shell", amp, _has("amp.mcpServers")),
+        Dialect("codex", "shell", _read("mcp_servers", convert=_convert_codex_row), _has("mcp_servers")),
+        Dialect("opencode-v2", "braces", _read("mcp", "servers", convert=_convert_opencode_row), _is_opencode_v2),
+        Dialect("zed", "secrets", _read("context_servers", convert=_convert_zed_row), _has("context_servers")),
+        Dialect("amp", "shell", _read("amp.mcpServers"), _has("amp.mcpServers")),
         Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
         Dialect("qwen", "dollar", gemini, None, _HAS_MCP_SERVERS),
-        Dialect("windsurf", "editor", windsurf, None, _HAS_MCP_SERVERS),
-        Dialect("copilot", "shell", copilot, None, _HAS_MCP_SERVERS),
-        Dialect("cline", "secrets", cline, None, _HAS_MCP_SERVERS),
+        Dialect("windsurf", "editor", _read("mcpServers", convert=_convert_windsurf_row), None, _HAS_MCP_SERVERS),
+        Dialect("copilot", "shell", _read("mcpServers", convert=_convert_copilot_row), None, _HAS_MCP_SERVERS),
+        Dialect("cline", "secrets", _read("mcpServers", convert=_convert_cline_row), None, _HAS_MCP_SERVERS),
         Dialect(
             "claude-code",
             "shell",
             claude_code,
             lambda document: _HAS_MCP_SERVERS(document) or _has_claude_servers(document),
         ),
-        Dialect("claude-desktop", "secrets", mcp_servers, _HAS_MCP_SERVERS),
-        Dialect("cursor", "editor", mcp_servers, _HAS_MCP_SERVERS),
-        Dialect("opencode", "braces", opencode, _has("mcp")),
+        Dialect("claude-desktop", "secrets", _read("mcpServers"), _HAS_MCP_SERVERS),
+        Dialect("cursor", "editor", _read("mcpServers"), _HAS_MCP_SERVERS),
+        Dialect("opencode", "braces", _read("mcp", convert=_convert_opencode_row), _has("mcp")),
         Dialect(
             "vscode",
             "editor",
