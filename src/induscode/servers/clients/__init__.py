@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -105,16 +105,16 @@ class Entry:
     address: Address | None = None
 
 
-@record(kw_only=True)
+@record
 class Client:
     """An MCP client: format and location of an entry in its configuration."""
 
     title: str
     program: str
-    """Its name in `clients.PROGRAMS`."""
+    """Its name in `PROGRAMS`."""
     place: str
     """Where to paste an entry by hand."""
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] = ("mcpServers",)
     """The path to the object with the servers."""
     local: JsonObject = field(default_factory=dict[str, "JsonValue"])
     """Fields of a row before its command."""
@@ -296,112 +296,55 @@ def _gemini_add(entry: Entry, program: str = "gemini") -> Sequence[str]:
 # -- the clients ------------------------------------------------------------------------------
 
 _CLAUDE_CODE = Client(
-    title="Claude Code",
-    program="claude-code",
-    place=".mcp.json of a project, or ~/.claude.json",
-    keys=("mcpServers",),
-    local={"type": "stdio"},
-    remote={"type": "http"},
-    reference=f"${{{TOKEN_VARIABLE}}}",
-    replaces=_BRACED,
+    "Claude Code", "claude-code", ".mcp.json of a project, or ~/.claude.json",
+    local={"type": "stdio"}, remote={"type": "http"}, reference=f"${{{TOKEN_VARIABLE}}}", replaces=_BRACED,
     add_command=_claude_add,
-)
-CLIENTS: dict[str, Client] = {
-    "claude": _CLAUDE_CODE,
-    "claude-code": _CLAUDE_CODE,
-    "claude-desktop": Client(
-        title="Claude Desktop",
-        program="claude-desktop",
-        place="claude_desktop_config.json (Settings, Developer, Edit Config)",
-        keys=("mcpServers",),
+)  # fmt: skip
+_GEMINI = Client(
+    "Gemini CLI", "gemini", ".gemini/settings.json of a project, or ~/.gemini/settings.json",
+    url_key="httpUrl", reference=f"${TOKEN_VARIABLE}", replaces=_DOLLARED, add_command=_gemini_add,
+)  # fmt: skip
+_CLIENTS = (
+    _CLAUDE_CODE,
+    Client(
+        "Claude Desktop", "claude-desktop", "claude_desktop_config.json (Settings, Developer, Edit Config)",
         lacks=("http",),
     ),
-    "cursor": Client(
-        title="Cursor",
-        program="cursor",
-        place=".cursor/mcp.json of a project, or ~/.cursor/mcp.json",
-        keys=("mcpServers",),
-        reference=f"${{env:{TOKEN_VARIABLE}}}",
-        replaces=_BRACED,
+    Client(
+        "Cursor", "cursor", ".cursor/mcp.json of a project, or ~/.cursor/mcp.json",
+        reference=f"${{env:{TOKEN_VARIABLE}}}", replaces=_BRACED,
     ),
-    "vscode": Client(
-        title="VS Code",
-        program="vscode",
-        place=".vscode/mcp.json of a workspace, or 'MCP: Open User Configuration'",
-        keys=("servers",),
-        local={"type": "stdio"},
-        remote={"type": "http"},
-        reference=_format_input("NAME"),
-        replaces=_BRACED,
+    Client(
+        "VS Code", "vscode", ".vscode/mcp.json of a workspace, or 'MCP: Open User Configuration'", ("servers",),
+        local={"type": "stdio"}, remote={"type": "http"}, reference=_format_input("NAME"), replaces=_BRACED,
         inputs=_vscode_inputs,
     ),
-    "codex": Client(
-        title="Codex",
-        program="codex",
-        place="~/.codex/config.toml",
-        keys=("mcp_servers",),
+    Client(
+        "Codex", "codex", "~/.codex/config.toml", ("mcp_servers",),
         add_command=partial(_build_add_command, program="codex", token=("--bearer-token-env-var", TOKEN_VARIABLE)),
     ),
-    "gemini": Client(
-        title="Gemini CLI",
-        program="gemini",
-        place=".gemini/settings.json of a project, or ~/.gemini/settings.json",
-        keys=("mcpServers",),
-        url_key="httpUrl",
-        reference=f"${TOKEN_VARIABLE}",
-        replaces=_DOLLARED,
-        add_command=_gemini_add,
+    _GEMINI,
+    Client(
+        "Windsurf", "windsurf", "~/.codeium/windsurf/mcp_config.json",
+        url_key="serverUrl", reference=f"${{env:{TOKEN_VARIABLE}}}", replaces=_BRACED,
     ),
-    "windsurf": Client(
-        title="Windsurf",
-        program="windsurf",
-        place="~/.codeium/windsurf/mcp_config.json",
-        keys=("mcpServers",),
-        url_key="serverUrl",
-        reference=f"${{env:{TOKEN_VARIABLE}}}",
-        replaces=_BRACED,
-    ),
-    "zed": Client(
-        title="Zed",
-        program="zed",
-        place="settings.json of Zed (zed: open settings)",
-        keys=("context_servers",),
-        lacks=("token",),
-    ),
-    "opencode": Client(
-        title="opencode",
-        program="opencode",
-        place="opencode.json of a project, or ~/.config/opencode/opencode.json",
-        keys=("mcp",),
-        local={"type": "local"},
-        remote={"type": "remote"},
-        more={"enabled": True},
-        reference=f"{{env:{TOKEN_VARIABLE}}}",
-        replaces=_OPENCODE_WORD,
-        add_command=partial(
+    Client("Zed", "zed", "settings.json of Zed (zed: open settings)", ("context_servers",), lacks=("token",)),
+    Client(
+        "opencode", "opencode", "opencode.json of a project, or ~/.config/opencode/opencode.json", ("mcp",),
+        local={"type": "local"}, remote={"type": "remote"}, more={"enabled": True},
+        reference=f"{{env:{TOKEN_VARIABLE}}}", replaces=_OPENCODE_WORD, add_command=partial(
             _build_add_command, program="opencode", token=("--header", f"Authorization=Bearer {{env:{TOKEN_VARIABLE}}}")
         ),
     ),
-    "qwen": Client(
-        title="Qwen Code",
-        program="qwen",
-        place=".qwen/settings.json of a project, or ~/.qwen/settings.json",
-        keys=("mcpServers",),
-        url_key="httpUrl",
-        reference=f"${TOKEN_VARIABLE}",
-        replaces=_DOLLARED,
+    replace(
+        _GEMINI, title="Qwen Code", program="qwen", place=".qwen/settings.json of a project, or ~/.qwen/settings.json",
         add_command=partial(_gemini_add, program="qwen"),
     ),
-    "copilot": Client(
-        title="Copilot CLI",
-        program="copilot",
-        place="~/.copilot/mcp-config.json",
-        keys=("mcpServers",),
-        local={"type": "local"},
-        remote={"type": "http"},
-        more={"tools": ["*"]},
-        reference=f"${{{TOKEN_VARIABLE}}}",
-        replaces=_BRACED,
+    Client(
+        "Copilot CLI", "copilot", "~/.copilot/mcp-config.json",
+        local={"type": "local"}, remote={"type": "http"}, more={"tools": ["*"]},
+        reference=f"${{{TOKEN_VARIABLE}}}", replaces=_BRACED,
     ),
-}
+)  # fmt: skip
+CLIENTS: Mapping[str, Client] = {"claude": _CLAUDE_CODE, **{client.program: client for client in _CLIENTS}}
 """Clients by command-line name. `claude` is Claude Code."""
