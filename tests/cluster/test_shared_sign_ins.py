@@ -12,7 +12,7 @@ from tests.support.protected import stored_sign_in
 
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, StoredCredentials, TokenSet
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.shared import sign_ins as module
+from induscode.cluster.shared import table as module
 from induscode.cluster.shared.table import SharedCredentials, read_sign_ins
 
 if TYPE_CHECKING:

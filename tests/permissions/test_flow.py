@@ -54,11 +54,14 @@ class Desk:
         self.guard = FlowGuard(mode, is_gateway=is_gateway)
         row = parse_row("s", {"command": "x", "labels": labels}, Origin("f", "user", "indus"))
         plan = ServerPlan(rows=(row,), configs={"s": StdioServerConfig("s", "x")})
-        journal = SimpleNamespace(record_join=self.events.append)
-        self.guard.connect(cast("Any", SimpleNamespace(plan=plan, journal=journal)))
+        self.guard.connect(cast("Any", SimpleNamespace(plan=plan, journal=SimpleNamespace(record=self.record))))
         given: dict[str, Any] = {"approver": self.person, "flow": self.guard, **options}
         self.permissions = Permissions(rules(allow="s__*"), **given)
         self.result = ToolResult.text("done")
+
+    def record(self, op: str, facts: JsonObject) -> None:
+        assert op == "join"
+        self.events.append(facts)
 
     def build(self, name: str) -> BridgeCapability:
         async def run(arguments: JsonValue, ctx: ToolContext) -> ToolResult:

@@ -365,9 +365,12 @@ class _Tally:
         self.durations.extend(map(int, durations.split(",")))
         self.errors += calls if outcome in FAILED_OUTCOMES else 0
 
-    def summarize(self, kind: str, server: str, name: str) -> CallStatistics:
+    def find_percentile(self, percent: int) -> int:
         self.durations.sort()
-        p50, p95, slowest = (find_percentile(self.durations, percent) for percent in (50, 95, 100))
+        return find_percentile(self.durations, percent)
+
+    def summarize(self, kind: str, server: str, name: str) -> CallStatistics:
+        p50, p95, slowest = map(self.find_percentile, (50, 95, 100))
         return CallStatistics(
             server, name, self.calls, self.errors, p50, p95, slowest, self.tokens, kind, self.declined
         )
@@ -429,40 +432,25 @@ def read_series(
     """Read the calls, or the `wanted` ones, of the last `steps` intervals before `until_ms`. Blocks."""
     since_ms = until_ms - step_ms * steps
     wanted = replace(wanted or CallFilter(), since_ms=since_ms)
-    durations: list[list[int]] = [[] for _ in range(steps)]
-    of_server: dict[str, list[list[int]]] = {}
-    calls, errors, declined = [0] * steps, [0] * steps, [0] * steps
-    tokens, failures, counts = dict[str, list[int]](), dict[str, int](), dict[str, int]()
+    series = [_Tally() for _ in range(steps)]
+    by_server: dict[str, tuple[_Tally, list[_Tally]]] = {}
     for step, server, outcome, count, spent, joined in database.measure_steps(wanted, until_ms, step_ms):
-        name = server or NATIVE
-        is_error, is_declined = outcome in FAILED_OUTCOMES, outcome == DECLINED
-        values = [] if is_declined else [*map(int, joined.split(","))]
-        durations[step] += values
-        of_server.setdefault(name, [[] for _ in range(steps)])[step] += values
-        tokens.setdefault(name, [0] * steps)[step] += spent
-        calls[step] += count
-        errors[step] += count if is_error else 0
-        declined[step] += count if is_declined else 0
-        counts[name] = counts.get(name, 0) + count
-        failures[name] = failures.get(name, 0) + (count if is_error else 0)
-    for values in durations:
-        values.sort()
-    whole = {name: sorted(value for step in steps_of for value in step) for name, steps_of in of_server.items()}
+        whole, of_server = by_server.setdefault(server or NATIVE, (_Tally(), [_Tally() for _ in range(steps)]))
+        for tally in (series[step], whole, of_server[step]):
+            tally.add(outcome, count, spent, joined)
     return CallSeries(
         since_ms=since_ms,
         step_ms=step_ms,
-        calls=calls,
-        errors=errors,
-        declined=declined,
-        p50_us=[find_percentile(values, 50) for values in durations],
-        p95_us=[find_percentile(values, 95) for values in durations],
-        tokens=dict(sorted(tokens.items())),
-        counts=counts,
-        failures=failures,
+        calls=[tally.calls for tally in series],
+        errors=[tally.errors for tally in series],
+        declined=[tally.declined for tally in series],
+        p50_us=[tally.find_percentile(50) for tally in series],
+        p95_us=[tally.find_percentile(95) for tally in series],
+        tokens={name: [tally.tokens for tally in row] for name, (_, row) in sorted(by_server.items())},
+        counts={name: whole.calls for name, (whole, _) in by_server.items()},
+        failures={name: whole.errors for name, (whole, _) in by_server.items()},
         percentiles_us={
-            name: (find_percentile(values, 50), find_percentile(values, 95)) for name, values in whole.items()
+            name: (whole.find_percentile(50), whole.find_percentile(95)) for name, (whole, _) in by_server.items()
         },
-        latency_us={
-            name: [find_percentile(sorted(values), 50) for values in steps_of] for name, steps_of in of_server.items()
-        },
+        latency_us={name: [tally.find_percentile(50) for tally in row] for name, (_, row) in by_server.items()},
     )

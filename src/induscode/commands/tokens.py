@@ -93,7 +93,7 @@ def _put(store: TokenStore, entry: TokenEntry, known: TokenEntry | None, event: 
         from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — opens the ledger
 
         async with opened_store() as ledger:
-            Journal(ledger).record_token(facts)
+            Journal(ledger).record("token", facts)
             await ledger.flush()
         return 0
 

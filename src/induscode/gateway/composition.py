@@ -202,9 +202,10 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         if context.node is not None:
             context.node.follow(session.mcp.fleet)
         if parts.book is not None:
-            parts.book.write_event = session.mcp.journal.record_token
+            parts.book.write_event = partial(session.mcp.journal.record, "token")
         approvals = build_queue(context)
-        approvals.hide, approvals.write_event = session.mcp.hide_secrets, session.mcp.journal.record_approval
+        approvals.hide = session.mcp.hide_secrets
+        approvals.write_event = partial(session.mcp.journal.record, "approval")
         stack.callback(approvals.store.close)
 
         def open_approver() -> Approver:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, cast
@@ -134,7 +135,7 @@ class FlowGuard:
 
     def connect(self, mcp: BootedBridge) -> None:
         """Read labels from the rows of a bridge, and write to its ledger."""
-        self._find_plan, self._write_event = lambda: mcp.plan, mcp.journal.record_join
+        self._find_plan, self._write_event = lambda: mcp.plan, partial(mcp.journal.record, "join")
 
     # -- labels -----------------------------------------------------------------------------
 

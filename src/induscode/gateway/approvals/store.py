@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
 from typing import Final
 
@@ -36,7 +37,8 @@ _FORM: Final = DatabaseFormat(
         )
     },
 )
-_COLUMNS: Final = "id, digest, state, facts, asked_ms, expires_ms, answered_by, comment"
+_COLUMNS: Final = ("id", "digest", "state", "facts", "asked_ms", "expires_ms", "answered_by", "comment")
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM approvals"
 _FACTS: Final = ("node", "principal", "client", "server", "tool", "title")
 
 
@@ -91,17 +93,7 @@ class Approval:
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
-        return {
-            "id": self.id,
-            "digest": self.digest,
-            "state": self.state.value,
-            **{name: getattr(self, name) for name in _FACTS},
-            "lines": [*self.lines],
-            "asked_ms": self.asked_ms,
-            "expires_ms": self.expires_ms,
-            "answered_by": self.answered_by,
-            "comment": self.comment,
-        }
+        return {**{one.name: getattr(self, one.name) for one in fields(self)}, "lines": [*self.lines]}
 
     @classmethod
     def parse(cls, value: JsonValue) -> Approval:
@@ -137,33 +129,32 @@ class ApprovalStore:
 
     def add(self, approval: Approval) -> bool:
         """Add a request, and forget those of earlier days. Return whether it's new."""
-        facts = {"lines": [*approval.lines], **{name: getattr(approval, name) for name in _FACTS}}
-        row = (approval.id, approval.digest, approval.state.value, json.dumps(facts), approval.asked_ms,
-               approval.expires_ms, approval.answered_by, approval.comment)  # fmt: skip
+        values = approval.to_json()
+        values["facts"] = json.dumps({name: values[name] for name in ("lines", *_FACTS)})
         with self._lock, transaction(self._open()):
             # A waiting one stays, however many another client makes and withdraws.
             over = "SELECT id FROM approvals WHERE state <> 'waiting' ORDER BY asked_ms DESC LIMIT -1 OFFSET ?"
             old = f"DELETE FROM approvals WHERE asked_ms < ? OR id IN ({over})"
             self._open().execute(old, (now_ms() - _KEPT_MS, _MOST - 1))
-            insert = f"INSERT OR IGNORE INTO approvals ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-            return self._open().execute(insert, row).rowcount == 1
+            insert = f"INSERT OR IGNORE INTO approvals VALUES (:{', :'.join(_COLUMNS)})"
+            return self._open().execute(insert, values).rowcount == 1
 
     def list_all(self) -> Sequence[Approval]:
         """List all known requests, the newest first."""
         with self._lock:
-            rows = self._open().execute(f"SELECT {_COLUMNS} FROM approvals ORDER BY asked_ms DESC, id DESC")
+            rows = self._open().execute(f"{_SELECT} ORDER BY asked_ms DESC, id DESC")
             return [_parse_row(row) for row in rows]
 
     def list_waiting(self) -> Sequence[Approval]:
         """List the requests that can be answered, the oldest first."""
-        query = f"SELECT {_COLUMNS} FROM approvals WHERE state = ? AND expires_ms > ? ORDER BY asked_ms, id"
+        query = f"{_SELECT} WHERE state = ? AND expires_ms > ? ORDER BY asked_ms, id"
         with self._lock:
             return [_parse_row(row) for row in self._open().execute(query, (ApprovalState.WAITING, now_ms()))]
 
     def find(self, start: str) -> Approval | None:
         """Find the only request whose id starts like this."""
         with self._lock:
-            query = f"SELECT {_COLUMNS} FROM approvals WHERE substr(id, 1, ?) = ? LIMIT 2"
+            query = f"{_SELECT} WHERE substr(id, 1, ?) = ? LIMIT 2"
             rows = self._open().execute(query, (len(start), start.upper())).fetchall()
         return _parse_row(rows[0]) if len(rows) == 1 and start else None
 
@@ -171,7 +162,7 @@ class ApprovalStore:
         """Return those of some requests that wait no longer, by id."""
         with self._lock:
             marks = ", ".join("?" * len(ids))
-            query = f"SELECT {_COLUMNS} FROM approvals WHERE state <> ? AND id IN ({marks})"
+            query = f"{_SELECT} WHERE state <> ? AND id IN ({marks})"
             return {row[0]: _parse_row(row) for row in self._open().execute(query, (ApprovalState.WAITING, *ids))}
 
     def answer(self, approval_id: str, digest: str, *, approve: bool, by: str, comment: str = "") -> bool:
@@ -184,8 +175,8 @@ class ApprovalStore:
         return self._move(approval_id, digest, ApprovalState.APPROVED, ApprovalState.USED)
 
     def _move(self, approval_id: str, digest: str, before: ApprovalState, after: ApprovalState, *answer: str) -> bool:
-        fields = ", answered_by = ?, comment = ?" if answer else ""
-        change = f"UPDATE approvals SET state = ?{fields} WHERE id = ? AND digest = ? AND state = ? AND expires_ms > ?"
+        more = ", answered_by = ?, comment = ?" if answer else ""
+        change = f"UPDATE approvals SET state = ?{more} WHERE id = ? AND digest = ? AND state = ? AND expires_ms > ?"
         with self._lock:
             cursor = self._open().execute(change, (after, *answer, approval_id, digest, before, now_ms()))
             return cursor.rowcount == 1
@@ -211,16 +202,5 @@ class ApprovalStore:
 
 
 def _parse_row(row: Sequence[str | int]) -> Approval:
-    identity, digest, state, facts, asked_ms, expires_ms, answered_by, comment = row
-    return Approval.parse(
-        {
-            "id": identity,
-            "digest": digest,
-            "state": state,
-            **json.loads(str(facts)),
-            "asked_ms": asked_ms,
-            "expires_ms": expires_ms,
-            "answered_by": answered_by,
-            "comment": comment,
-        }
-    )
+    values = dict(zip(_COLUMNS, row, strict=True))
+    return Approval.parse({**values, **json.loads(str(values.pop("facts")))})

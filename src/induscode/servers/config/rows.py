@@ -11,7 +11,7 @@ import math
 import os
 import re
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from indusagi.capabilities.sandbox.profile import InvalidProfileError, parse_profile
 from indusagi.core.app_dirs import is_within
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.sandbox.profile import ServerProfile
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.auth.contract import AuthMethod, AuthSettings, Grant
+    from indusagi.interop.auth.contract import AuthSettings
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.servers.config.dialects import Expansion
     from induscode.servers.labels import Label, RowLabels
@@ -56,6 +56,7 @@ _PROVIDER: Final = ("token_endpoint", "client_id", "client_secret", "id_token")
 _OTHER_NAMES: Final = {"auth_server_metadata_url": "metadata_url", "scope": "scopes"}
 _IGNORED: Final = frozenset({"type", "enabled"})
 _LAST_PORT: Final = 65_535
+T = TypeVar("T")
 
 
 def normalize_auth(row: JsonObject, remarks: list[str]) -> JsonObject | None:
@@ -140,47 +141,18 @@ def build_auth_settings(
     """Build the sign-in settings, with variables expanded. Only secrets may be references, which `expand` keeps."""
     from indusagi.interop.auth.contract import AuthSettings, IdentityProvider  # noqa: PLC0415 — for such rows alone
 
-    def text(name: str) -> str:
-        value = auth.get(name)
-        if not isinstance(value, str):
-            return ""
-        return expand(value) if name in SECRET_FIELDS else expand_plain(value)
+    def expand_texts(fields: JsonObject) -> dict[str, str]:
+        texts = ((name, value) for name, value in fields.items() if isinstance(value, str))
+        return {name: (expand if name in SECRET_FIELDS else expand_plain)(value) for name, value in texts}
 
-    def texts(name: str) -> tuple[str, ...] | None:
-        value = auth.get(name)
-        return tuple(expand_plain(str(member)) for member in value) if isinstance(value, list) else None
-
-    given, port, dpop = auth.get("identity_provider"), auth.get("callback_port"), auth.get("dpop")
-    provider = None
+    values: dict[str, Any] = {name: value for name, value in auth.items() if not isinstance(value, str)}
+    values |= {name: text for name, text in expand_texts(auth).items() if text}
+    for name in _LISTS & auth.keys():
+        values[name] = tuple(expand_plain(str(member)) for member in cast("list[JsonValue]", auth[name]))
+    given = auth.get("identity_provider")
     if is_json_object(given):
-        parts = {key: (expand if key in SECRET_FIELDS else expand_plain)(str(value)) for key, value in given.items()}
-        provider = IdentityProvider(
-            token_endpoint=parts["token_endpoint"],
-            client_id=parts["client_id"],
-            client_secret=parts.get("client_secret"),
-            id_token=parts["id_token"],
-        )
-    return AuthSettings(
-        grant=cast("Grant", text("grant") or "authorization_code"),
-        client_id=text("client_id"),
-        client_secret=text("client_secret") or None,
-        auth_method=cast("AuthMethod | None", text("auth_method") or None),
-        private_key=text("private_key") or None,
-        signing_algorithm=text("signing_algorithm") or "ES256",
-        client_metadata_url=text("client_metadata_url"),
-        scopes=texts("scopes"),
-        callback_port=port if isinstance(port, int) else None,
-        redirect_uri=text("redirect_uri"),
-        issuer=text("issuer"),
-        metadata_url=text("metadata_url"),
-        assume_pkce=auth.get("assume_pkce") is True,
-        assertion=text("assertion") or None,
-        assertion_file=text("assertion_file"),
-        identity_provider=provider,
-        dpop=dpop if isinstance(dpop, bool) else None,
-        per_user=auth.get("per_user") is True,
-        header_command=texts("header_command") or (),
-    )
+        values["identity_provider"] = IdentityProvider(**expand_texts(given))
+    return AuthSettings(**values)
 
 
 # -- rows -------------------------------------------------------------------------------------
@@ -467,10 +439,14 @@ class _RowParser:
 
     def _kind(self) -> str | None:
         kind = self.row.get("type", self.row.get("transport"))
-        known = TYPES.get(kind) if isinstance(kind, str) else None
-        if known is None and kind is not None:
-            self.remarks.append(f"its type {compact_json(kind)} is unknown, and was not considered")
-        return known
+        return self._choose(kind, TYPES, f"its type {compact_json(kind)} is unknown, and was not considered")
+
+    def _choose(self, value: JsonValue, known: Mapping[str, T], remark: str) -> T | None:
+        """Return the choice that a value stands for, or `None` with a remark."""
+        chosen = known.get(value) if isinstance(value, str) else None
+        if chosen is None and value is not None:
+            self.remarks.append(remark)
+        return chosen
 
     def _text(self, name: str) -> str | None:
         value = self.row.get(name)
@@ -537,10 +513,9 @@ class _RowParser:
 
     def added(self) -> Added:
         """Read whether items the server adds later wait for approval."""
-        value = self.row.get("added")
-        if value not in (None, "hold", "allow"):
-            self.remarks.append("its added is neither hold nor allow, so additions are held")
-        return "allow" if value == "allow" else "hold"
+        choices = dict[str, Added](hold="hold", allow="allow")
+        remark = "its added is neither hold nor allow, so additions are held"
+        return self._choose(self.row.get("added"), choices, remark) or "hold"
 
     def labels(self) -> RowLabels:
         """Read the labels of its tools. Invalid ones are proposed instead."""
@@ -552,19 +527,13 @@ class _RowParser:
 
     def review(self) -> ReviewMode | None:
         """Read what the review does with the server's new definitions."""
-        value = self.row.get("review")
-        mode: ReviewMode | None = next((mode for mode in REVIEW_MODES if mode == value), None)
-        if value is not None and mode is None:
-            self.remarks.append("its review is neither hold, note nor off, and was not considered")
-        return mode
+        remark = "its review is neither hold, note nor off, and was not considered"
+        choices = dict[str, ReviewMode](hold="hold", note="note", off="off")
+        return self._choose(self.row.get("review"), choices, remark)
 
     def start(self) -> Start | None:
         """Read when to start the server."""
-        value = self.row.get("start")
+        value, choices = self.row.get("start"), dict[str, Start](eager="eager", lazy="lazy")
         if value is None and self.row.get("lazy") is True:
             return "lazy"
-        if isinstance(value, str) and value in {"eager", "lazy"}:
-            return "lazy" if value == "lazy" else "eager"
-        if value is not None:
-            self.remarks.append("its start is neither eager nor lazy, and was not considered")
-        return None
+        return self._choose(value, choices, "its start is neither eager nor lazy, and was not considered")

@@ -23,6 +23,7 @@ import anyio
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from induscode.deck.contract import BridgeFault
+from induscode.deck.mcp.store import database
 from induscode.deck.mcp.store.database import ChainEnd, ChainPart, LedgerDb, store_path
 
 if TYPE_CHECKING:
@@ -149,21 +150,15 @@ class LedgerStore:
 
     async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
         """Read rows of the chain after a position, or return `None` if that fails."""
-        from induscode.deck.mcp.store.database import read_part  # noqa: PLC0415 — for a node of a cluster
-
-        return await self._publish(lambda db: read_part(db, after, most_rows, most_characters))
+        return await self._publish(lambda db: database.read_part(db, after, most_rows, most_characters))
 
     async def mark_published(self, chain: str, end: ChainEnd) -> None:
         """Store the end of a chain's published rows."""
-        from induscode.deck.mcp.store.database import mark_published  # noqa: PLC0415 — for a node of a cluster
-
-        await self._publish(lambda db: mark_published(db, chain, end))
+        await self._publish(lambda db: database.mark_published(db, chain, end))
 
     async def renew_chain(self, former: str, published: int) -> str | None:
         """Replace the chain's id and return the new one, or `None` if that fails."""
-        from induscode.deck.mcp.store.database import renew_chain  # noqa: PLC0415 — for a node of a cluster
-
-        return await self._publish(lambda db: renew_chain(db, former, published))
+        return await self._publish(lambda db: database.renew_chain(db, former, published))
 
     async def _publish(self, action: Callable[[LedgerDb], T]) -> T | None:
         """Run an action the publisher retries: another process's lock must not move the ledger to memory."""

@@ -82,7 +82,7 @@ class Journal:
         self._listed: dict[tuple[str, ItemKind], tuple[Sequence[str], Sequence[DisabledTool]]] = {}
         self.add_servers(servers)
         facts: JsonObject = {"servers": [*self._identities]}
-        self._append("run", {**facts, "node": node} if node else facts)
+        self.record("run", {**facts, "node": node} if node else facts)
 
     def add_servers(self, servers: Iterable[ServerConfig]) -> None:
         """Add servers, learning their identities and secrets."""
@@ -135,9 +135,9 @@ class Journal:
         if identity is not None and is_outcome:
             # The last timeout has its own subject, so other faults don't replace it.
             other = ("other",) if op == "fault" and subject != "timeout" else ()
-            self._append(op, {**facts, "identity": identity}, build_subject(identity, server, *other))
+            self.record(op, {**facts, "identity": identity}, build_subject(identity, server, *other))
         else:
-            self._append(op, facts)
+            self.record(op, facts)
 
     def record_listing(
         self,
@@ -174,7 +174,7 @@ class Journal:
                 }
                 for tool in disabled
             ]
-        self._append("list", facts, build_subject(identity, server, *(() if kind == "tool" else (kind,))))
+        self.record("list", facts, build_subject(identity, server, *(() if kind == "tool" else (kind,))))
 
     def record_pin(
         self, ref: RemoteToolRef, pin: str, raw: JsonObject, canonical: str | None = None, *, further: bool = False
@@ -194,7 +194,7 @@ class Journal:
 
     def record_place(self, server: str, place: str, identity: str) -> None:
         """Record the identity of the server a row now describes. Empty: the row was removed."""
-        self._append("place", {"server": server, "place": place, "identity": identity}, build_subject(place))
+        self.record("place", {"server": server, "place": place, "identity": identity}, build_subject(place))
 
     def find_filter(self, server: str) -> JsonValue:
         """Return the tool filter of a server's row."""
@@ -203,19 +203,7 @@ class Journal:
 
     def record_client(self, principal: str, client_id: str, scopes: Sequence[str]) -> None:
         """Record a principal's first request to a host, without any part of its token."""
-        self._append("client", {"principal": principal, "client": client_id, "scopes": [*scopes]})
-
-    def record_token(self, facts: JsonObject) -> None:
-        """Record an event of a named token, or of a principal that's locked out."""
-        self._append("token", facts)
-
-    def record_approval(self, facts: JsonObject) -> None:
-        """Record a step of a call that needs a person's yes. The caller has replaced the secrets."""
-        self._append("approval", facts)
-
-    def record_join(self, facts: JsonObject) -> None:
-        """Record the first call that brought a label to a conversation."""
-        self._append("join", facts)
+        self.record("client", {"principal": principal, "client": client_id, "scopes": [*scopes]})
 
     def record_search(self, queries: Sequence[str], server: str | None, found: Sequence[str], left_out: int) -> None:
         """Record a tool search, its queries and results, for the first thousand searches per run."""
@@ -235,7 +223,7 @@ class Journal:
             facts["server"] = server
         if self._searches == _MAX_SEARCHES:
             facts["last"] = True  # the last one recorded for this run
-        self._append("search", facts)
+        self.record("search", facts)
 
     # -- from a session ---------------------------------------------------------------------
 
@@ -262,7 +250,8 @@ class Journal:
         """Make an event of this run, for the caller to append."""
         return Event(self.run, self._now(), op, facts, subject)
 
-    def _append(self, op: RowOp, facts: JsonObject, subject: str = "") -> None:
+    def record(self, op: RowOp, facts: JsonObject, subject: str = "") -> None:
+        """Record an event. The caller has replaced the secrets."""
         batch = Batch((self.make_event(op, facts, subject),))
         self.store.append(lambda: batch)
 
