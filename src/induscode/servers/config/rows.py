@@ -383,7 +383,8 @@ class _RowParser:
 
     def config(self, identity: str) -> ServerConfig:
         url, command = self._text("url"), self._text("command")
-        kind = self._kind()
+        kind = self.row.get("type", self.row.get("transport"))
+        kind = self._choose(kind, TYPES, f"its type {compact_json(kind)} is unknown, and was not considered")
         limits = self._limits()
         include, exclude = self.strings("include_tools"), self.strings("exclude_tools") or ()
         if url is not None and kind != "stdio":
@@ -436,10 +437,6 @@ class _RowParser:
             self.remarks.append('its replicas were left out: only a server with "stateless": true has several')
             return 1
         return value
-
-    def _kind(self) -> str | None:
-        kind = self.row.get("type", self.row.get("transport"))
-        return self._choose(kind, TYPES, f"its type {compact_json(kind)} is unknown, and was not considered")
 
     def _choose(self, value: JsonValue, known: Mapping[str, T], remark: str) -> T | None:
         """Return the choice that a value stands for, or `None` with a remark."""
