@@ -1,8 +1,9 @@
 """`make repeats`: run the whole suite many times, every other time under load, and print a table.
 
 Each run has its own order and its own hypothesis examples, both by seed. A loaded run shares the machine with busy
-loops and with a process that writes to the disk and syncs. Rows are kept in `.outside/repeats.jsonl`, with the commit.
-Exit code 1 if any run failed.
+loops and with a process that writes to the disk and syncs. Rows are kept in `.outside/repeats.jsonl`, with the commit:
+a run that this commit has had already isn't repeated, so that twenty runs may be ended and resumed. `--anew` repeats
+all. Exit code 1 if any run failed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
 _KEPT = ROOT / ".outside"
+_ROWS = _KEPT / "repeats.jsonl"
+_PYTHON = ".".join(map(str, sys.version_info[:3]))
 _BUSY = "while True: pass"
 _WRITE = """
 import os
@@ -75,23 +78,45 @@ def read_counts(output: str) -> dict[str, int]:
     return counts
 
 
-def run_suite(seed: int, loops: int, log: str) -> Row:
+def read_commit() -> str:
+    """Return the short name of the commit, with `+` if the tree differs from it."""
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    return ask("rev-parse", "--short", "HEAD") + "+" * bool(ask("status", "--porcelain"))
+
+
+def read_rows(commit: str) -> dict[tuple[int, str], Row]:
+    """Read the whole runs of a commit with this Python, by seed and load. A changed tree has none."""
+    lines = _ROWS.read_text("utf-8").splitlines() if _ROWS.exists() else []
+    rows = [Row(**json.loads(line)) for line in lines]
+    return {
+        (row.seed, row.load): row
+        for row in rows
+        if (row.commit, row.python) == (commit, _PYTHON) and row.passed and not commit.endswith("+")
+    }
+
+
+def describe_load(loops: int) -> str:
+    """Describe what runs next to the suite."""
+    return f"{loops} loops, disk" if loops else "none"
+
+
+def run_suite(seed: int, loops: int, commit: str) -> Row:
     """Run the suite once."""
     argv = ["make", "suite", f"SEED={seed}"]
     began = time.monotonic()
-    with put_load(loops), open(_KEPT / log, "w+", encoding="utf-8") as file:
+    with put_load(loops), open(_KEPT / f"repeat-{seed}.log", "w+", encoding="utf-8") as file:
         code = subprocess.run(argv, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
         file.seek(0)
         output = file.read()
     counts = read_counts(output)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     return Row(
-        commit=commit.stdout.strip(),
-        python=".".join(map(str, sys.version_info[:3])),
+        commit=commit,
+        python=_PYTHON,
         seed=seed,
-        load=f"{loops} loops, disk" if loops else "none",
+        load=describe_load(loops),
         code=code,
         passed=counts.get("passed", 0),
         failed=counts.get("failed", 0),
@@ -118,19 +143,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--loaded", type=int, help="how many of them under load (default: half)")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first run")
     parser.add_argument("--loops", type=int, default=2 * (os.cpu_count() or 1), help="busy loops of a loaded run")
+    parser.add_argument("--anew", action="store_true", help="repeat the runs that this commit has had already")
     options = parser.parse_args(arguments)
     loaded = options.count // 2 if options.loaded is None else options.loaded
     _KEPT.mkdir(exist_ok=True)
+    commit = read_commit()
+    former = {} if options.anew else read_rows(commit)
     rows: list[Row] = []
     for number in range(options.count):
         # Spread the loaded runs evenly over all.
         is_loaded = (number + 1) * loaded // options.count > number * loaded // options.count
         seed = options.seed + number
-        row = run_suite(seed, options.loops if is_loaded else 0, f"repeat-{seed}.log")
+        loops = options.loops if is_loaded else 0
+        known = former.get((seed, describe_load(loops)))
+        row = known or run_suite(seed, loops, commit)
         rows.append(row)
-        with open(_KEPT / "repeats.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
+        if known is None:
+            with open(_ROWS, "a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
         ending = f", exit code {row.code}" if row.code else ""
+        ending += ", ran before" if known else ""
         counts = f"{row.passed} passed, {row.failed} failed"
         print(f"seed {seed}, load {row.load}: {counts} in {row.seconds} s{ending}", flush=True)
         for name in row.failures:
