@@ -149,7 +149,7 @@ async def test_full_account_is_said_by_all_and_left_when_there_is_room(
                     "node 'a' runs and has no lease: the brokers have no storage" in x for x in report.list_problems()
                 )
             await until(node.membership.is_held)
-            assert node.broker.state == "ready"
+            assert node.broker.state in {"ready", "slow"}
             # Said once each, however many requests were refused.
             assert len(notes) < 10
             await ledger.publish()
