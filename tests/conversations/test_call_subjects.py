@@ -39,10 +39,16 @@ def call(transcript: Transcript, name: str, identity: str, arguments: JsonValue)
     transcript.add_message({"kind": "response", "parts": [part]})
 
 
+def answer(transcript: Transcript, identity: str, content: JsonValue) -> None:
+    part: JsonValue = {"part_kind": "tool-return", "content": content, "tool_call_id": identity}
+    transcript.add_message({"kind": "request", "parts": [part]})
+
+
 def test_call_is_named_by_its_prompt_and_by_its_file_or_command(transcript: Transcript) -> None:
     say(transcript, 1, "please\n edit it")
     call(transcript, "edit", "c1", '{"path": "/work/here/app.py", "edits": []}')
     say(transcript, 2)
+    answer(transcript, "c1", ["edited app.py (+2 −1, 80 bytes)", "more"])  # noqa: RUF001 — a minus
     call(transcript, "bash", "c1", {"command": "python3 -m pytest"})
     say(transcript, 3, "and now?", "n2")
     call(transcript, "files__list", "c3", "{no json")
@@ -55,13 +61,20 @@ def test_call_is_named_by_its_prompt_and_by_its_file_or_command(transcript: Tran
         make_record(tool="read", call="c5", turn=9, **origin),
     ])  # fmt: skip
     edit: JsonValue = {"path": "/work/here/app.py", "edits": []}
-    assert found == [
-        CallSubject(by='"please edit it"', what="app.py", row=3, arguments=edit),
-        CallSubject(by='"please edit it"', what="python3 -m pytest", row=5, arguments={"command": "python3 -m pytest"}),
-        CallSubject(by='"and now?"', what="{no json", row=8, arguments="{no json"),
-        CallSubject(by='explore: "please edit it"', row=4),
-        CallSubject(by="session"),
+    assert [(one.by, one.what, one.row, one.arguments) for one in found] == [
+        ('"please edit it"', "app.py", 3, edit),
+        ('"please edit it"', "python3 -m pytest", 6, {"command": "python3 -m pytest"}),
+        ('"and now?"', "{no json", 9, "{no json"),
+        ('explore: "please edit it"', "", 4, None),
+        ("session", "", None, None),
     ]
+    assert [(one.result, one.change) for one in found[:2]] == [
+        ("edited app.py (+2 −1, 80 bytes)\nmore", "+2 −1"),  # noqa: RUF001 — a minus
+        ("", ""),
+    ]
+    assert {one.cwd for one in found} == {"/work/here"}
+    assert describe_subjects([make_record(call="c1", turn=1, **origin)], "/work/here")[0].what
+    assert describe_subjects([make_record(call="c1", turn=1, **origin)], "/work/there") == [CallSubject(by="session")]
 
 
 def test_client_names_its_calls_and_no_log_is_needed() -> None:

@@ -27,6 +27,7 @@ from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOME
 
 T = TypeVar("T")
 MOST_ROWS = 200_000
+_MAX_READ = 50_000
 _HOUR_MS = 3_600_000
 _NUMBERS = frozenset(
     {"at_ms", "duration_us", "turn", "argument_bytes", "result_bytes", "tokens", "attempt", "waited_us"}
@@ -263,6 +264,16 @@ class CallDatabase:
     def newest(self) -> int:
         """Return the number of the last call, or 0."""
         return int(self.connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
+
+    def limit(self, wanted: CallFilter) -> tuple[CallFilter, bool]:
+        """Limit a filter to the last calls, so that reading takes the same time however many there are.
+
+        Returns whether that leaves out calls since `wanted.since_ms`.
+        """
+        after = max(0, self.newest() - _MAX_READ)
+        before = self.connection.execute("SELECT at_ms FROM calls WHERE id <= ? ORDER BY id DESC LIMIT 1", (after,))
+        row = before.fetchone()
+        return replace(wanted, after=after), row is not None and row[0] >= wanted.since_ms
 
     def related(self, call: CallRecord, limit: int) -> list[CallRecord]:
         """Read the calls of the same trace, or else the same turn, in order, including this one."""

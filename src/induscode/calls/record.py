@@ -6,7 +6,10 @@ how much was passed. The texts themselves are only kept if the user asks for it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -139,6 +142,33 @@ def format_name(kind: str, server: str, name: str) -> str:
     if mark is not None:
         return f"{mark}{server}:{name}"
     return f"{server}/{name}" if server else name
+
+
+def format_export(calls: Iterable[CallRecord], kind: str) -> Iterator[str]:
+    """Format calls as JSON lines (`jsonl`) or CSV (`csv`), line by line."""
+    if kind == "jsonl":
+        for call in calls:
+            yield json.dumps(call.to_json()) + "\n"  # ASCII, so that it can't contain terminal escapes
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")  # RFC 4180, but with native line endings
+    writer.writerow(("id", "at", *COLUMNS))
+    for call in calls:
+        yield _take(text)
+        # Spreadsheets evaluate cells that look like formulas, and clients choose their own names.
+        writer.writerow(
+            f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t"} else value
+            for value in call.to_json().values()
+        )
+    yield _take(text)
+
+
+def _take(text: io.StringIO) -> str:
+    """Return what was written, and begin anew."""
+    written = text.getvalue()
+    text.seek(0)
+    text.truncate()
+    return written
 
 
 def find_outcome(*, is_cancelled: bool, is_error: bool, code: str, is_remote: bool) -> Outcome:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from textwrap import indent
@@ -32,7 +31,7 @@ from induscode.calls.database import (
     read_statistics,
     use_calls,
 )
-from induscode.calls.record import COLUMNS, DECLINED, CallRecord, format_name
+from induscode.calls.record import COLUMNS, DECLINED, CallRecord, format_export, format_name
 from induscode.cli.listing import Cell, Fit, GrowingTable, Listing, live_table, print_table
 from induscode.cli.output import as_json, write_json
 from induscode.cli.signals import run_async, run_until_signal
@@ -153,7 +152,9 @@ def command(
         if number is not None:
             return _show_call(*database.find(number), number=number, as_json=as_json)
         if export is not None:
-            export_calls(database.latest(chosen, limit) if has_limit else database.stream(chosen), export)
+            found = database.latest(chosen, limit) if has_limit else database.stream(chosen)
+            for line in format_export(found, export):
+                print(line, end="")  # noqa: T201 — the result of the command
         elif by is not None:
             _show_statistics(database, by, chosen, limit if has_limit else None, as_json=as_json)
         else:
@@ -328,7 +329,7 @@ def _show_call(call: CallRecord | None, payload: Payload | None, *, number: int,
     return 0
 
 
-# -- statistics and export ----------------------------------------------------------------------
+# -- statistics ----------------------------------------------------------------------
 
 
 def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit: int | None, *, as_json: bool) -> None:
@@ -357,22 +358,6 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit:
     if len(found) > len(groups):
         print_status(f"{format_count(len(found) - len(groups), 'further group')} left out by --limit")
     _report_dropped(database)
-
-
-def export_calls(calls: Iterable[CallRecord], kind: str) -> None:
-    """Write calls to standard output as JSON lines or CSV."""
-    if kind == "jsonl":
-        for call in calls:
-            write_json(call.to_json(), indent=None)
-        return
-    writer = csv.writer(sys.stdout, lineterminator="\n")  # RFC 4180, but with native line endings
-    writer.writerow(("id", "at", *COLUMNS))
-    for call in calls:
-        # Spreadsheets evaluate cells that look like formulas, and clients choose their own names.
-        writer.writerow(
-            f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t"} else value
-            for value in call.to_json().values()
-        )
 
 
 # -- indus top --------------------------------------------------------------------------------------

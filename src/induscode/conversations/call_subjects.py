@@ -14,12 +14,14 @@ from contextlib import suppress
 from indusagi.core.ids import is_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import cut_text
 from induscode.calls.record import CallRecord
 from induscode.cli.call_title import describe_call
 from induscode.conversations.transcript import (
     LOG_NAME,
     conversations_dir,
     find_prompt_text,
+    format_content,
     list_parts,
     parse_arguments,
     shorten_prompt,
@@ -31,6 +33,8 @@ _MAX_BYTES = 256 * 1024 * 1024
 _MARKS = (b'{"op":"start"', b'{"op":"turn"')
 _MESSAGE = b'{"op":"message"'
 _PROMPT = b'"part_kind":"user-prompt"'
+_MAX_RESULT = 20_000
+_CHANGE = re.compile(r"^[^\n]*\((\+\d+ −\d+), ")  # noqa: RUF001 — a minus
 _CALL_ID = re.compile(rb'"tool_call_id":"([^"\\]+)"')
 _ENTRY_POINTS = {"call": "indus call", "session": "session", "gateway": "gateway"}
 
@@ -45,11 +49,24 @@ class CallSubject:
     """The file, the command or the arguments, on one line; empty if they're unknown."""
     row: int | None = None
     """Where the conversation's log has the call, or at least its turn."""
+    cwd: str = ""
+    """The conversation's working directory."""
     arguments: JsonValue = None
+    result: str = ""
+    """The start of the result, as the model read it."""
+
+    @property
+    def change(self) -> str:
+        """How many lines an edit added and removed, such as `+1` and `-2`."""
+        found = _CHANGE.search(self.result)
+        return "" if found is None else found[1]
 
 
-def describe_subjects(calls: Sequence[CallRecord]) -> list[CallSubject]:
-    """Describe calls, in their order. Blocks: it reads the logs of their conversations."""
+def describe_subjects(calls: Sequence[CallRecord], cwd: str | None = None) -> list[CallSubject]:
+    """Describe calls, in their order. Blocks: it reads the logs of their conversations.
+
+    With `cwd`, it only reads conversations of this working directory.
+    """
     wanted: dict[str, set[str]] = {}
     for call in calls:
         if is_ulid(call.conversation):
@@ -61,8 +78,9 @@ def describe_subjects(calls: Sequence[CallRecord]) -> list[CallSubject]:
         with suppress(OSError):  # it was removed, or belongs to another machine
             left -= os.stat(path).st_size
             if left >= 0:
-                logs[conversation] = log = _Log()
-                log.read(path, ids)
+                log = _Log()
+                log.read(path, ids, cwd)
+                logs[conversation] = log
     return [_describe(call, logs.get(call.conversation, _Log())) for call in calls]
 
 
@@ -73,7 +91,14 @@ def _describe(call: CallRecord, log: _Log) -> CallSubject:
     by = " ".join(filter(None, (call.principal, call.client)))
     by = by or (f'"{prompt}"' if prompt else _ENTRY_POINTS.get(call.via, call.via))
     what = "" if arguments is None else describe_arguments(call, arguments, log.cwd)
-    return CallSubject(by=f"{call.agent}: {by}" if call.agent else by, what=what, row=row, arguments=arguments)
+    return CallSubject(
+        by=f"{call.agent}: {by}" if call.agent else by,
+        what=what,
+        row=row,
+        cwd=log.cwd,
+        arguments=arguments,
+        result=log.results.get((call.run, call.turn, call.call), ""),
+    )
 
 
 def describe_arguments(call: CallRecord, arguments: JsonValue, cwd: str = "") -> str:
@@ -93,9 +118,12 @@ class _Log:
         """The first words of each node's prompt."""
         self.calls: dict[tuple[str, int, str], tuple[int, JsonValue]] = {}
         """The row and the arguments of each call."""
+        self.results: dict[tuple[str, int, str], str] = {}
         self._run, self._turn, self._node = "", 0, ""
+        self._last: dict[str, tuple[str, int, str]] = {}
+        """The last call with each id: models may use an id again."""
 
-    def read(self, path: str, wanted: Set[str]) -> None:
+    def read(self, path: str, wanted: Set[str], cwd: str | None) -> None:
         """Read the turns, prompts and `wanted` calls of a file, and decode no other line."""
         with open(path, "rb") as file:
             for index, line in enumerate(file):
@@ -105,6 +133,9 @@ class _Log:
                 if row is None:
                     break  # like every reader of this log
                 self._add(index, row)
+                if cwd not in {None, self.cwd}:
+                    self.cwd = ""
+                    break
 
     def _add(self, index: int, row: JsonObject) -> None:
         message, turn = row.get("message"), row.get("turn")
@@ -115,9 +146,12 @@ class _Log:
             if prompt := find_prompt_text(message):
                 self.prompts.setdefault(self._node, shorten_prompt(prompt))
             for part in list_parts(message):
-                if part.get("part_kind") == "tool-call":
-                    key = self._run, self._turn, str(part.get("tool_call_id"))
+                kind, identity = part.get("part_kind"), str(part.get("tool_call_id"))
+                if kind == "tool-call":
+                    key = self._last[identity] = self._run, self._turn, identity
                     self.calls[key] = index, parse_arguments(part)
+                elif kind in {"tool-return", "retry-prompt"} and identity in self._last:
+                    self.results[self._last.pop(identity)] = cut_text(format_content(part.get("content")), _MAX_RESULT)
         else:
             self.cwd = str(row.get("cwd", self.cwd))
 

@@ -21,7 +21,7 @@ from indusagi.capabilities.context import ReadState
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.core.time import DAY_MS, find_safe_now, iso_utc, now_ms
@@ -455,6 +455,13 @@ def parse_arguments(part: JsonObject) -> JsonValue:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+def format_content(content: JsonValue) -> str:
+    """Return the content of a part as text."""
+    if isinstance(content, list):
+        return "\n".join(map(format_content, content))
+    return content if isinstance(content, str) else "" if content is None else compact_json(content)
 
 
 def _list_texts(message: JsonObject, kind: str) -> list[str]:

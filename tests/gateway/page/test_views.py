@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -178,7 +179,9 @@ def check_page(name: str, *views: PageView | str) -> None:
 
 @pytest.fixture(autouse=True)
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop the clock of the views."""
+    """Stop the clock of the views, in UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
     for module in (parts, calls, servers):
         monkeypatch.setattr(module, "now_ms", lambda: NOW_MS)
 

@@ -18,7 +18,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
 from indusagi.core.time import iso_utc, now_ms
-from induscode.cli.terminal import format_age
+from induscode.cli.terminal import format_age, format_time
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
@@ -241,6 +241,11 @@ def show_time(at_ms: int) -> Html:
     return tag("time", format_age(at_ms, now_ms()), datetime=moment, title=moment, cls="age")
 
 
+def show_moment(at_ms: int) -> Html:
+    """Show a time in this machine's zone, with UTC as tooltip."""
+    return tag("time", format_time(at_ms, now_ms()), datetime=iso_utc(at_ms), title=f"{iso_utc(at_ms)[:19]}Z (UTC)")
+
+
 def show_digest(digest: str) -> Html:
     """Show the start of a digest, with the full digest as tooltip."""
     return tag("code", digest[:12], title=digest)
@@ -292,35 +297,59 @@ _WIDTH: Final = 600
 _HEIGHT: Final = 100
 _COLOURS: Final = 6
 """Classes `line-0` to `line-5` of the style sheet; further lines cycle through them."""
-FAILED: Final = "failed"
-"""Name of the line for failures, which gets their colour."""
+_OUTCOMES: Final = {"failed": "bad", "declined": "warn"}
+"""Colours of the lines with these names."""
 
 
 def draw_lines(
-    title: str, series: Mapping[str, Sequence[float | None]], labels: tuple[str, str], unit: str = ""
+    title: str,
+    series: Mapping[str, Sequence[float | None]],
+    times: Sequence[str],
+    show: Callable[[float], str] | None = None,
 ) -> Html:
-    """Draw lines over a shared time axis labelled with its first and last time. `None` leaves a gap."""
+    """Draw lines over a shared time axis. `None` leaves a gap; `times` names each point and the end.
+
+    Each point's values, written by `show`, are a tooltip, which needs no script.
+    """
+    show = show or format_number
     top = max((value for values in series.values() for value in values if value is not None), default=0.0)
     shapes = [
         tag("line", x1=0, y1=y, x2=_WIDTH, y2=y, cls="axis") for y in (_scale(top, top), _HEIGHT / 2, _scale(0, top))
     ]
-    colours = {name: "bad" if name == FAILED else str(index % _COLOURS) for index, name in enumerate(series)}
+    colours = {name: _OUTCOMES.get(name, str(index % _COLOURS)) for index, name in enumerate(series)}
     for name, values in series.items():
         shapes += _draw(values, top, f"line-{colours[name]}")
+    shapes += _describe_points(series, times, show)
     legend = [tag("span", tag("i", cls=f"swatch fill-{colours[name]}"), name) for name in series]
     return tag(
         "figure",
         tag("figcaption", tag("span", title), tag("span", legend, cls="legend")),
         tag(
             "div",
-            tag("span", format_number(top) + unit if top else "", cls="top"),
+            tag("span", show(top) if top else "", cls="top"),
             tag("span", "0", cls="zero"),
             _frame(title, shapes, "plot"),
-            tag("span", labels[0], cls="from"),
-            tag("span", labels[1], cls="until"),
+            tag("span", times[0], cls="from"),
+            tag("span", times[-1], cls="until"),
             cls="axes",
         ),
     )
+
+
+def _describe_points(
+    series: Mapping[str, Sequence[float | None]], times: Sequence[str], show: Callable[[float], str]
+) -> list[Html]:
+    """Draw an invisible area around each point that has a value, with its values as tooltip."""
+    areas: list[Html] = []
+    wide = _WIDTH / max(1, len(times) - 2)
+    for index, time in enumerate(times[:-1]):
+        values = [(name, value) for name, points in series.items() if (value := points[index])]
+        if values:
+            text = ", ".join(f"{name} {show(value)}" for name, value in values)
+            x = round((index - 0.5) * wide, 1)
+            tip = tag("title", f"{time}: {text}")
+            areas.append(tag("rect", tip, x=x, y=0, width=round(wide, 1), height=_HEIGHT, cls="area"))
+    return areas
 
 
 def draw_sparkline(values: Sequence[float | None], title: str) -> Html:
@@ -346,7 +375,7 @@ def _frame(title: str, shapes: Sequence[Html], cls: str) -> Html:
 
 
 def _draw(values: Sequence[float | None], top: float, cls: str) -> list[Html]:
-    """Draw a line for each gapless run of values; a single value becomes a dot."""
+    """Draw a line for each gapless run of values, and a dot for a single value."""
     step = _WIDTH / max(1, len(values) - 1)
     lines: list[list[str]] = [[]]
     for index, value in enumerate(values):
@@ -354,7 +383,13 @@ def _draw(values: Sequence[float | None], top: float, cls: str) -> list[Html]:
             lines.append([])
         else:
             lines[-1].append(f"{index * step:.1f},{_scale(value, top):.1f}")
-    return [tag("polyline", points=" ".join(line if len(line) > 1 else line * 2), cls=cls) for line in lines if line]
+    return [
+        tag("polyline", points=" ".join(line), cls=cls)
+        if len(line) > 1
+        else tag("polyline", points=" ".join(line * 2), cls=f"{cls} dot")
+        for line in lines
+        if line
+    ]
 
 
 def _scale(value: float, top: float) -> float:

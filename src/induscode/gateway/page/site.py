@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -22,7 +23,7 @@ from anyio import to_thread
 from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.auth.contract import SIGN_IN_WAIT_S, AuthFault
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse, refuse_method
+from indusagi.interop.protocol_bridge.host.http.request import STREAM_HEADERS, HttpRefusal, SiteResponse, refuse_method
 from indusagi.interop.protocol_bridge.host.identity import PageMode, find_rights
 from indusagi.runtime.calls import CallingClient, current_client, current_user
 from induscode.calls.database import CallDatabase, UnreadableCallsError, use_calls
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from induscode.gateway.page.redirects import BrowserSignIns, IssuerLogin
     from induscode.gateway.page.source import GatewayPage
 
-    ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
+    ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView | SiteResponse]]
 
 
 _VIEWS: Mapping[str, tuple[str, str]] = {
@@ -56,6 +57,7 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/changes": ("servers", "show_changes"),
     "/calls": ("calls", "show_calls"),
     "/call": ("calls", "show_call"),
+    "/calls/export": ("calls", "export_calls"),
     "/timeline": ("timeline", "show_timeline"),
     "/deck": ("timeline", "show_deck"),
     "/cluster": ("cluster", "show_cluster"),
@@ -221,7 +223,7 @@ class PageSite:
         if self.open_source is None:
             return SiteResponse(b"The servers are being opened: try again in a moment.", 503, _HTML)
         if path == "/events":
-            return SiteResponse(events=watch_changes(await self.open_source()), headers=_SECURITY)
+            return SiteResponse(events=watch_changes(await self.open_source()), headers=[*STREAM_HEADERS, *_SECURITY])
         if path == "/sign-out" and request.method == "POST":
             _check_form(user, form)
             self.access.close(request)
@@ -308,6 +310,8 @@ class PageSite:
             view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
         finally:
             current_client.reset(client)
+        if isinstance(view, SiteResponse):
+            return replace(view, headers=[*view.headers, *_SECURITY])
         waiting = {"home": len(await source.list_waiting()), "changes": len(source.session.mcp.disabled)}
         cwd = source.session.invocation.cwd
         has_sign_ins = source.user_sign_ins is not None and bool(source.user_sign_ins.list_servers())

@@ -10,7 +10,7 @@ from anyio import to_thread
 from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.calls.database import CallDatabase, CallSeries, format_duration, read_series, use_calls
+from induscode.calls.database import CallDatabase, CallFilter, CallSeries, format_duration, read_series, use_calls
 from induscode.deck.mcp.capability import name_item
 from induscode.deck.mcp.drift import Drift, build_approval
 from induscode.gateway.page.html import (
@@ -71,7 +71,7 @@ async def show_servers(page: PageRequest) -> PageView:
 
 
 def _read_hour(database: CallDatabase) -> CallSeries:
-    return read_series(database, now_ms(), _STEP_MS, _STEPS)
+    return read_series(database, now_ms(), _STEP_MS, _STEPS, database.limit(CallFilter())[0])
 
 
 def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.ids import is_ulid
-from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.text import cut_text
 from induscode.conversations.kept_state import CHECKLIST_OP, PLAN_OP
 from induscode.conversations.rewind import RewindPoint, find_rewind_points
@@ -20,6 +20,7 @@ from induscode.conversations.transcript import (
     conversations_dir,
     find_cwd,
     find_visible_rows,
+    format_content,
     list_conversations,
     read_rows,
     remove_session_note,
@@ -177,7 +178,7 @@ def _show_part(part: JsonObject) -> Html:
     name = part.get("tool_name")
     title = f"{_NAMES.get(kind, kind)}{f': {name}' if name else ''}"
     value = part.get("args") if kind == "tool-call" else part.get("content")
-    text = cut_text(_to_text(value), _MAX_PART_CHARS)
+    text = cut_text(format_content(value), _MAX_PART_CHARS)
     if kind == "user-prompt":
         return tag("article", tag("h3", title), show_prose(remove_session_note(text)), cls="person")
     if kind == "text":
@@ -186,9 +187,3 @@ def _show_part(part: JsonObject) -> Html:
     state = [" ", show_state("error")] if failed else None
     preview = tag("span", f" {shorten(text)}", cls="faint")
     return tag("details", tag("summary", title, state, preview), show_text(text), cls="part")
-
-
-def _to_text(value: JsonValue) -> str:
-    if isinstance(value, list):
-        return "\n".join(map(_to_text, value))
-    return value if isinstance(value, str) else "" if value is None else compact_json(value)

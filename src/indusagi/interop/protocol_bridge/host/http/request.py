@@ -341,13 +341,13 @@ def check_head(received: bytes, body_limit: int) -> HttpRefusal | None:  # noqa:
 
 @record
 class SiteResponse:
-    """A site's answer: a body, or an event stream."""
+    """A site's answer: a body, or a stream, whose headers name its type."""
 
     body: bytes = b""
     status: int = 200
     headers: Headers = ()
     events: AsyncGenerator[bytes] | None = None
-    """Complete server-sent events; each is sent once the client has taken the previous one."""
+    """Parts of a stream; each is sent once the client has taken the previous one."""
 
 
 class Site(Protocol):
@@ -386,7 +386,7 @@ async def serve_site(
         take_stream()
         try:
             connection = request.connection
-            connection.start_stream([*STREAM_HEADERS, *response.headers])
+            connection.start_stream(response.headers)
             async for event in response.events:
                 await connection.writable.wait()
                 connection.write_stream(event)
