@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -111,7 +112,7 @@ async def test_progress_sink_of_the_context_is_the_default(tmp_path: Path) -> No
         return "done"
 
     heard: list[ToolProgress] = []
-    box = box_of(context(tmp_path).with_progress(heard.append), tool(report))
+    box = box_of(replace(context(tmp_path), on_progress=heard.append), tool(report))
     await call(box, "probe")
     assert heard == [ToolProgress(1)]
 

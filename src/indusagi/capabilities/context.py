@@ -32,49 +32,23 @@ class ReadState:
     """The content a session has read, in memory. Paths are absolute and resolved."""
 
     def __init__(self) -> None:
-        self._files: dict[str, _Known] = {}
+        self._digests: dict[str, str] = {}
 
-    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
-        """Record the digest of content read from or written to `path`.
-
-        `lines` is the first and last line shown; None if the file was written, or not shown by lines.
-        """
-        known = self._files.get(path)
-        shown = known.shown if known is not None and known.digest == digest else ()
-        if lines is None:
-            self._files[path] = _Known(digest, shown)
-            return
-        merged: list[tuple[int, int]] = []
-        for first, last in sorted((*shown, lines)):
-            if merged and first <= merged[-1][1] + 1:  # overlapping or adjacent
-                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-            else:
-                merged.append((first, last))
-        self._files[path] = _Known(digest, tuple(merged))
+    def record(self, path: str, digest: str) -> None:
+        """Record the digest of content read from or written to `path`."""
+        self._digests[path] = digest
 
     def digest(self, path: str) -> str | None:
         """Return the last recorded digest of `path`, or None if it hasn't been read."""
-        known = self._files.get(path)
-        return None if known is None else known.digest
-
-    def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
-        """Return the lines shown of the recorded content, as sorted ranges."""
-        known = self._files.get(path)
-        return () if known is None else known.shown
+        return self._digests.get(path)
 
     def forget(self, path: str) -> None:
         """Forget `path`, which may be unknown."""
-        self._files.pop(path, None)
+        self._digests.pop(path, None)
 
 
 ReadStateHandle = ReadState
 """The name of the specification."""
-
-
-@record
-class _Known:
-    digest: str
-    shown: tuple[tuple[int, int], ...]
 
 
 class ContextId(str):
@@ -153,10 +127,6 @@ class ToolContext:
     def with_cancel(self, cancel: CancelToken) -> ToolContext:
         """Return a copy with another cancel token and the same identity."""
         return replace(self, cancel=cancel)
-
-    def with_progress(self, on_progress: ProgressSink | None) -> ToolContext:
-        """Return a copy with another progress sink and the same identity."""
-        return replace(self, on_progress=on_progress)
 
     def report(self, progress: ToolProgress) -> None:
         """Report progress, if there is a sink."""

@@ -176,37 +176,32 @@ def find_visible_rows(rows: Sequence[JsonObject]) -> Sequence[tuple[int, JsonObj
 class ConversationReadState(ReadState):
     """Read state that survives in the conversation's log.
 
-    A row holds the path, the digest of the bytes and the line range. If a file's digest differs, it has changed since,
+    A row holds the path and the digest of the bytes. If a file's digest differs, it has changed since,
     and the tools say so.
     """
 
     def __init__(self, transcript: Transcript) -> None:
         super().__init__()
         self._transcript = transcript
-        self._pending: deque[dict[str, str | int]] = deque()
+        self._pending: deque[dict[str, str]] = deque()
         self.restore()
 
     def restore(self) -> None:
         """Restore the state from the log, for example after a rewind. Blocks."""
-        self._files.clear()
+        self._digests.clear()
         for _, row in self._transcript.visible_rows():
             path, digest = row.get("path"), row.get("digest")
-            first, last = row.get("first"), row.get("last")
             if row.get("op") != _READ_OP or not isinstance(path, str):
                 continue
             if isinstance(digest, str):
-                lines = (first, last) if isinstance(first, int) and isinstance(last, int) else None
-                super().record(path, digest, lines)
+                super().record(path, digest)
             else:
                 super().forget(path)
 
-    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
+    def record(self, path: str, digest: str) -> None:
         """Record that `path` held the bytes with this digest."""
-        super().record(path, digest, lines)
-        row: dict[str, str | int] = {"path": path, "digest": digest}
-        if lines is not None:
-            row |= {"first": lines[0], "last": lines[1]}
-        self._pending.append(row)
+        super().record(path, digest)
+        self._pending.append({"path": path, "digest": digest})
 
     def forget(self, path: str) -> None:
         """Drop the record of `path`, if any."""

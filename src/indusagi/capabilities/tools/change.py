@@ -140,7 +140,7 @@ async def _carry_out(
         # Lines shown by a refusal count as read: the whole file, or its first lines.
         shown = plan.shown
         if state is not None and shown is not None and shown.whole:
-            state.record(resolved, shown.digest, (1, shown.lines) if shown.lines else None)
+            state.record(resolved, shown.digest)
         elif state is not None and shown is not None:
             _shown_lines.of(ctx)[resolved] = shown
         return before, plan

@@ -1,7 +1,7 @@
 """`read`: show a file to the model as numbered lines, an image, pages, cells or a directory listing.
 
 We read a text once and never load it as a whole. The result says which lines it shows, of how many, and how to
-continue. We record the lines shown with a digest of the whole file, which `edit` and `write` check.
+continue. We record a digest of the whole file, which `edit` and `write` check.
 """
 
 from __future__ import annotations
@@ -146,9 +146,7 @@ async def _show(
         result = await format_pdf(contents, name, pages, details)
     state = ctx.framework.read_state
     if state is not None and contents.digest is not None and not result.is_error:
-        first, last = result.details.get("first"), result.details.get("last")
-        shown = (first, last) if isinstance(first, int) and isinstance(last, int) else None
-        state.record(resolved, contents.digest, shown)
+        state.record(resolved, contents.digest)
     return result
 
 
