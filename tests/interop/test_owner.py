@@ -85,7 +85,7 @@ class World:
             await self.dawdle()
             if self.random.random() < 0.2:
                 raise ConnectionClosedError(TransportEnd("exited with code 1", FaultDetail(reason="exited")))
-            async with transport_session(ours, config, handlers, {}) as session:
+            async with transport_session(ours, config, handlers) as session:
                 if self.random.random() < 0.3:  # it ends by itself
                     asyncio.get_running_loop().call_later(self.random.random() / 500, theirs.finish)
                 yield session
@@ -262,7 +262,7 @@ async def test_finding_r7_a_server_that_never_lists_its_tools_holds_nobody_up() 
                 theirs.send({"jsonrpc": "2.0", "id": frame["id"], **reply})
 
         theirs.attach(answer, lambda end: None)
-        async with transport_session(ours, config, handlers, {}) as session:
+        async with transport_session(ours, config, handlers) as session:
             yield session
 
     fleet = ServerFleetImpl(supervision=QUICK, open_session=open_mute)

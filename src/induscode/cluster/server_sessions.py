@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, InjectedTransport, open_client_session
+from indusagi.interop.protocol_bridge.client.connect import InjectedTransport, open_client_session
 from indusagi.interop.protocol_bridge.client.handlers import MOVED, Caller, Handlers
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX, ClientSession
 from indusagi.interop.protocol_bridge.client.start import StartPolicy
@@ -204,7 +204,7 @@ async def _connect(
     """Open a channel to the owner, or return `None` if nothing listens there."""
     subject = node.broker.settings.subject("call", placement.key, placement.epoch)
     channel = node.open_channel(subject, placement.lease, placement.seal, lambda: node.rest(config.id))
-    session = ClientSession(channel, config, handlers, CLIENT_INFO)
+    session = ClientSession(channel, config, handlers)
     session.describe_caller = node.tokens.describe
     try:
         await session.connect()
@@ -242,7 +242,7 @@ class ReplicatedServer:
         name = self._config.id
         host, follower = BackgroundTask(f"replica of {name}"), BackgroundTask(f"replicas of {name}")
         host.start(self._host(watch))
-        session = ClientSession(self._spread, self._config, self._handlers, CLIENT_INFO)
+        session = ClientSession(self._spread, self._config, self._handlers)
         session.describe_caller = self._describe_caller
         try:
             await self._connect(session)

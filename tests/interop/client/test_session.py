@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 NEWEST = MODERN_VERSIONS[-1]
-INFO: JsonObject = {"name": "tests", "version": "1"}
+INFO: JsonObject = {"name": "indus-protocol-bridge", "version": "0.1.0"}
 LIMITS = ServerLimits()
 MODERN: JsonObject = {
     "supportedVersions": ["2099-01-01", NEWEST],
@@ -61,7 +61,7 @@ def unsupported(*versions: JsonValue) -> RpcError:
 
 
 def make_session(transport: Transport, limits: ServerLimits = LIMITS, **handlers: object) -> ClientSession:
-    return ClientSession(transport, StdioServerConfig("a", "a", limits=limits), Handlers(**handlers), INFO)  # pyright: ignore[reportArgumentType]
+    return ClientSession(transport, StdioServerConfig("a", "a", limits=limits), Handlers(**handlers))  # pyright: ignore[reportArgumentType]
 
 
 async def connected(

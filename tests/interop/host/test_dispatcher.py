@@ -683,7 +683,7 @@ async def test_a_transport_pair_stores_frames_until_it_is_attached() -> None:
 async def test_our_own_client_speaks_to_our_own_host_without_the_sdk() -> None:
     ours, theirs = linked_pair()
     running = await create_provider_host(Bench().box()).connect(theirs)
-    peer = ClientSession(ours, StdioServerConfig("a", "a"), Handlers(), {"name": "own", "version": "1"})
+    peer = ClientSession(ours, StdioServerConfig("a", "a"), Handlers())
     facts = await peer.connect()
     assert facts.era == "modern"
     assert len(await peer.read_pages("tools/list", "tools")) == 10

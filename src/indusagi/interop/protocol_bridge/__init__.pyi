@@ -2,10 +2,10 @@
 
 from indusagi.interop.protocol_bridge.bridge import MountedProtocolBridge as MountedProtocolBridge
 from indusagi.interop.protocol_bridge.bridge import mount_protocol_bridge as mount_protocol_bridge
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
 from indusagi.interop.protocol_bridge.client.handlers import Handlers as Handlers
+from indusagi.interop.protocol_bridge.client.session import CLIENT_NAME as CLIENT_NAME
+from indusagi.interop.protocol_bridge.client.session import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.start import StartHistory as StartHistory
 from indusagi.interop.protocol_bridge.client.start import StartPolicy as StartPolicy
 from indusagi.interop.protocol_bridge.client.start import Supervision as Supervision

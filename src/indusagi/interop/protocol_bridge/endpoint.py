@@ -22,12 +22,12 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_obje
 from indusagi.core.process.tree import CpuDemand
 from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
+from indusagi.interop.protocol_bridge.client.session import CLIENT_NAME as CLIENT_NAME
+from indusagi.interop.protocol_bridge.client.session import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.start import PROCESS_HISTORY, StartHistory, StartPolicy, reveal_config

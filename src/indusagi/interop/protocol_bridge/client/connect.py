@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 from typing import Any, TypeAlias
 
-from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import ClientSession, Era, transport_session
 from indusagi.interop.protocol_bridge.client.start import start_digest
@@ -23,11 +22,6 @@ SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 # Any: avoids loading the package that defines the streams.
 InjectedTransport: TypeAlias = SessionFactory | Transport | tuple[Any, Any]
 """A session factory, or its result if that's a transport or a pair of streams."""
-
-CLIENT_NAME = "indus-protocol-bridge"
-CLIENT_VERSION = "0.1.0"
-"""The client's version, which is specified; the program has a separate one."""
-CLIENT_INFO: JsonObject = {"name": CLIENT_NAME, "version": CLIENT_VERSION}
 
 OpenSession: TypeAlias = Callable[
     [ServerConfig, Handlers, InjectedTransport | None, StartWatch], AbstractAsyncContextManager[ClientSession]
@@ -49,7 +43,7 @@ async def open_client_session(
         opening = _stdio_session(config, handlers, watch)
     else:
         http = await asyncio.to_thread(_load_http)
-        opening = http.remote_session(config, handlers, CLIENT_INFO)
+        opening = http.remote_session(config, handlers)
     async with opening as session:
         yield session
 
@@ -106,9 +100,9 @@ async def _injected_session(
         value = await stack.enter_async_context(manager)
         opening = None
         if is_transport(value):
-            opening = transport_session(value, config, handlers, CLIENT_INFO)
+            opening = transport_session(value, config, handlers)
         elif _may_need_sdk(value):
-            opening = (await load_sdk()).injected_session(value, config, handlers, CLIENT_INFO, tap)
+            opening = (await load_sdk()).injected_session(value, config, handlers, tap)
         if opening is None:
             message = (
                 f"server {config.id!r}: the session factory yields {type(value).__name__}; "
@@ -150,7 +144,7 @@ async def _process_session(
     transport = watch.process = await start_server_process(config, partial(watch.report, "refused"))
     try:
         on_invalid = transport.keep_invalid_line
-        session = ClientSession(transport, config, handlers, CLIENT_INFO, on_invalid_frame=on_invalid)
+        session = ClientSession(transport, config, handlers, on_invalid_frame=on_invalid)
         await session.connect(first)
         try:
             yield session

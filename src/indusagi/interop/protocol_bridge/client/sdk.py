@@ -254,29 +254,29 @@ class SdkSessionTransport(QueuedTransport):
 
 
 def injected_session(
-    value: object, config: ServerConfig, handlers: Handlers, client_info: JsonObject, tap: NotificationTap | None
+    value: object, config: ServerConfig, handlers: Handlers, tap: NotificationTap | None
 ) -> AbstractAsyncContextManager[ClientSession] | None:
     """Return a session over a connected SDK session, a low-level server or a stream pair; `None` for other values."""
     if isinstance(value, Client):
         value = value.session
     if isinstance(value, SdkSession):
-        return _sdk_session(value, config, handlers, client_info, tap)
+        return _sdk_session(value, config, handlers, tap)
     if isinstance(value, Server):
-        return _stream_session(_run_server(cast("Server[Any]", value)), config, handlers, client_info)
+        return _stream_session(_run_server(cast("Server[Any]", value)), config, handlers)
     pair: tuple[Any, ...] = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
     if len(pair) in {2, 3} and hasattr(pair[0], "receive") and hasattr(pair[1], "send"):
         # The caller closes its streams.
-        return _stream_session(nullcontext((pair[0], pair[1])), config, handlers, client_info)
+        return _stream_session(nullcontext((pair[0], pair[1])), config, handlers)
     return None
 
 
 @asynccontextmanager
 async def _stream_session(
-    opening: AbstractAsyncContextManager[Streams], config: ServerConfig, handlers: Handlers, client_info: JsonObject
+    opening: AbstractAsyncContextManager[Streams], config: ServerConfig, handlers: Handlers
 ) -> AsyncGenerator[ClientSession]:
     failure: Exception | None = None
     async with opening as streams, stream_transport(streams, owned=False) as transport:
-        session = ClientSession(transport, config, handlers, client_info)
+        session = ClientSession(transport, config, handlers)
         try:
             await session.connect()
         except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside the task group
@@ -312,16 +312,12 @@ async def _run_server(server: Server[Any]) -> AsyncGenerator[Streams]:
 
 @asynccontextmanager
 async def _sdk_session(
-    sdk_session: SdkSession,
-    config: ServerConfig,
-    handlers: Handlers,
-    client_info: JsonObject,
-    tap: NotificationTap | None,
+    sdk_session: SdkSession, config: ServerConfig, handlers: Handlers, tap: NotificationTap | None
 ) -> AsyncGenerator[ClientSession]:
     if sdk_session.protocol_version is None:
         await sdk_session.initialize()
     transport = SdkSessionTransport(sdk_session)
-    session = ClientSession(transport, config, handlers, client_info)
+    session = ClientSession(transport, config, handlers)
     facts = session.facts = _read_session_facts(sdk_session)
     session.is_modern = facts.era == "modern"
     # A modern session subscribes to changes and would receive them twice.

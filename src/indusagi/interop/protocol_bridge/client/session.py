@@ -78,6 +78,10 @@ from indusagi.runtime.calls import acting_subject, current_requests, current_sub
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
+CLIENT_NAME = "indus-protocol-bridge"
+CLIENT_VERSION = "0.1.0"
+"""The client's version, which is specified; the program has a separate one."""
+_CLIENT: JsonObject = {"name": CLIENT_NAME, "version": CLIENT_VERSION}
 INPUT_ROUNDS = 10
 """How many times one call may return `input_required`."""
 _EMPTY_ROUND_PAUSE_S = 0.1
@@ -137,7 +141,6 @@ class ClientSession:
         transport: Transport,
         config: ServerConfig,
         handlers: Handlers,
-        client_info: JsonObject,
         *,
         on_invalid_frame: Callable[[bytes], None] | None = None,
     ) -> None:
@@ -164,7 +167,6 @@ class ClientSession:
         self._limits = limits
         self._handlers = handlers
         self._handlers_by_method = handlers.by_method()
-        self._client_info = client_info
         # A server may keep working on an abandoned call for as long as a call may be silent.
         self.calls = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
         self._tasks = ServerTasks(self._request_task, self._run_handler, limits.call_idle_s)
@@ -249,7 +251,7 @@ class ClientSession:
         params: JsonObject = {
             "protocolVersion": LEGACY_VERSIONS[-1],
             "capabilities": self._handlers.capabilities(),
-            "clientInfo": self._client_info,
+            "clientInfo": _CLIENT,
         }
         result = await self._request_first("initialize", params)
         version = result.get("protocolVersion")
@@ -526,7 +528,7 @@ class ClientSession:
     # -- metadata ---------------------------------------------------------------------------
 
     def _build_meta(self, version: str) -> JsonObject:
-        return {VERSION: version, CLIENT_INFO: self._client_info, CAPABILITIES: self._handlers.capabilities()}
+        return {VERSION: version, CLIENT_INFO: _CLIENT, CAPABILITIES: self._handlers.capabilities()}
 
     def _add_meta(self, params: JsonObject | None) -> JsonObject | None:
         if self.facts is None or not self.is_modern:
@@ -537,10 +539,10 @@ class ClientSession:
 
 @asynccontextmanager
 async def transport_session(
-    transport: Transport, config: ServerConfig, handlers: Handlers, client_info: JsonObject
+    transport: Transport, config: ServerConfig, handlers: Handlers
 ) -> AsyncGenerator[ClientSession]:
     """Open a session over a transport; close both on exit."""
-    session = ClientSession(transport, config, handlers, client_info)
+    session = ClientSession(transport, config, handlers)
     try:
         await session.connect()
         yield session

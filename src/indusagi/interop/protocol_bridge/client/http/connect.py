@@ -53,9 +53,7 @@ _ANY_TRANSPORT = frozenset({401, 403, 407, 408, 429})
 
 
 @asynccontextmanager
-async def remote_session(
-    config: RemoteConfig, handlers: Handlers, client_info: JsonObject
-) -> AsyncGenerator[ClientSession]:
+async def remote_session(config: RemoteConfig, handlers: Handlers) -> AsyncGenerator[ClientSession]:
     """Connect to a remote server; the caller sets the deadline.
 
     If the server refuses the configured HTTP transport, try the other one, as the specification describes:
@@ -64,7 +62,7 @@ async def remote_session(
     async with AsyncExitStack() as stack:
 
         async def connect(opening: Opening, open_s: float | None = None) -> ClientSession:
-            return await stack.enter_async_context(_connect(opening, config, handlers, client_info, open_s))
+            return await stack.enter_async_context(_connect(opening, config, handlers, open_s))
 
         yield await (_open_sse_or_http if config.kind == "sse" else _open_http_or_sse)(config, connect)
 
@@ -125,12 +123,12 @@ async def remote_transport(config: RemoteConfig) -> AsyncGenerator[Transport]:
 
 @asynccontextmanager
 async def _connect(
-    opening: Opening, config: RemoteConfig, handlers: Handlers, client_info: JsonObject, open_s: float | None
+    opening: Opening, config: RemoteConfig, handlers: Handlers, open_s: float | None
 ) -> AsyncGenerator[ClientSession]:
     """Connect over a transport; an HTTP+SSE server must open its stream within `open_s`."""
     failure: Exception | None = None
     async with opening as transport:
-        session = ClientSession(transport, config, handlers, client_info)
+        session = ClientSession(transport, config, handlers)
         transport.http.on_credentials = session.redaction.learn_headers
         try:
             if isinstance(transport, SseTransport):
