@@ -73,6 +73,8 @@ _PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _LONGEST_WAIT_S = 10.0
+_MAX_POINTER_BYTES = 1024 * 1024
+"""git rejects a larger `.git` file too."""
 _PAUSE_S = 0.02
 
 
@@ -187,6 +189,17 @@ def read_small_file(
         return b"".join(chunks)
     finally:
         os.close(handle)
+
+
+def read_git_pointer(path: str, prefix: str, base: str) -> str | None:
+    """Read where a file of git points to, without links; None if it's none of git's (gitrepository-layout(5))."""
+    try:
+        content = os.fsdecode(read_small_file(path, _MAX_POINTER_BYTES))
+    except OSError:
+        return None
+    if not content.startswith(prefix) or "\0" in content:
+        return None
+    return os.path.realpath(os.path.join(base, content.removeprefix(prefix).strip()))
 
 
 def replace_file(path: str, data: bytes, *, mode: int | None = PRIVATE_FILE, sync: bool = True) -> None:

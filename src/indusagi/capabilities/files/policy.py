@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from indusagi.capabilities.files.lines import format_path
 from indusagi.capabilities.ports import PathRefused, Refusal
-from indusagi.core.app_dirs import is_within, parts_below, read_small_file, state_dir
+from indusagi.core.app_dirs import is_within, parts_below, read_git_pointer, state_dir
 from indusagi.core.records import record
 from indusagi.core.secrets import find_credential_places
 from indusagi.core.text import clean_text
@@ -51,8 +51,6 @@ _IN_STATE = (
 )
 """Our files that may hold credentials: the gateway's token, sign-ins, conversations, server answers. Tools may read
 our other files, above all results that were too long."""
-_MAX_GIT_FILE_BYTES = 1024 * 1024
-"""git rejects a larger `.git` file too."""
 
 
 def _no_reasons() -> Mapping[str, str]:
@@ -162,16 +160,10 @@ def _is_git_directory(resolved: str, base: str) -> bool:
         if "HEAD" in names and ("commondir" in names or names >= {"objects", "refs"}):
             return True
         folder = os.path.dirname(folder)
-        try:
-            text = os.fsdecode(read_small_file(os.path.join(folder, ".git"), _MAX_GIT_FILE_BYTES, follow=False))
-        except OSError:  # most directories don't have one
-            continue
-        label, _, target = text.partition(":")
-        if label == "gitdir" and "\0" not in target:
-            records = real_path(os.path.join(folder, target.strip()))
-            # A file pointing to its own directory or above would protect the whole workspace.
-            if is_within(resolved, records) and not is_within(folder, records):
-                return True
+        records = read_git_pointer(os.path.join(folder, ".git"), "gitdir:", folder)
+        # A file pointing to its own directory or above would protect the whole workspace.
+        if records is not None and is_within(resolved, records) and not is_within(folder, records):
+            return True
     return False
 
 

@@ -181,8 +181,8 @@ def list_machine() -> tuple[str, ...]:
     return _MACHINE
 
 
-_SYSTEM = ("/usr", "/nix", "/gnu")
-_SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+SYSTEM = ("/usr", "/nix", "/gnu")
+SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_SETTINGS = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "ca-certificates", "pki", "nsswitch.conf"),
     *("localtime", "timezone", "alternatives", "hosts", "passwd", "group", "mime.types"),
@@ -193,10 +193,8 @@ _SYSTEM_SETTINGS = (
 def list_system() -> tuple[str, ...]:
     """Return the options that show the system's programs and libraries, and nothing else."""
     words = ["--dev", "/dev", "--proc", "/proc"]
-    words += [word for path in _KERNEL for word in ("--ro-bind-try", path, path)]
-    for path in _SYSTEM:
-        words += ["--ro-bind-try", path, path]
-    for path in _SYSTEM_LINKS:
+    words += [word for path in (*_KERNEL, *SYSTEM) for word in ("--ro-bind-try", path, path)]
+    for path in SYSTEM_LINKS:
         if os.path.islink(path):
             words += ["--symlink", os.readlink(path), path]
         else:

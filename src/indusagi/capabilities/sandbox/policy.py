@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.app_dirs import is_within, read_small_file, state_dir
+from indusagi.core.app_dirs import is_within, read_git_pointer, state_dir
 from indusagi.core.records import record
 from indusagi.core.secrets import find_credential_places, find_named_sockets, find_socket_places, find_sockets_of_user
 from indusagi.core.time import SystemClock
@@ -18,8 +18,6 @@ Mechanism: TypeAlias = Literal["bubblewrap", "landlock"]
 
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
 """Parts of a workspace that later run programs outside any sandbox."""
-
-_LONGEST_POINTER = 4096
 
 UNPROTECTED = "guard of protected paths in the workspace"
 """Missing in Landlock, which can't exclude parts of a writable tree."""
@@ -181,18 +179,8 @@ def find_git_directories(workspace: str) -> list[str]:
     entry = os.path.join(workspace, ".git")
     if os.path.isdir(entry):
         return [os.path.realpath(entry)]
-    own = _read_pointer(entry, "gitdir:", workspace)
+    own = read_git_pointer(entry, "gitdir:", workspace)
     if own is None:
         return []
-    shared = _read_pointer(os.path.join(own, "commondir"), "", own)
+    shared = read_git_pointer(os.path.join(own, "commondir"), "", own)
     return [own] if shared is None else [own, shared]
-
-
-def _read_pointer(file: str, prefix: str, base: str) -> str | None:
-    try:
-        content = os.fsdecode(read_small_file(file, _LONGEST_POINTER))
-    except OSError:
-        return None
-    if not content.startswith(prefix) or "\0" in content:
-        return None
-    return os.path.realpath(os.path.join(base, content.removeprefix(prefix).strip()))

@@ -19,6 +19,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse, SandboxPlaces, sort_texts
+from indusagi.capabilities.sandbox.bubblewrap import SYSTEM, SYSTEM_LINKS
 from indusagi.capabilities.sandbox.policy import PROTECTED
 from indusagi.core.app_dirs import is_within, state_dir
 from indusagi.core.secrets import find_credential_places
@@ -319,20 +320,7 @@ def _parse_address(data: bytes) -> tuple[Use, str] | None:
 
 # -- what the sightings mean ------------------------------------------------------------------
 
-_SYSTEM: Final = (
-    "/usr",
-    "/nix",
-    "/gnu",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/etc",
-    "/run",
-    "/var",
-)
+_SYSTEM: Final = (*SYSTEM, *SYSTEM_LINKS, "/etc", "/run", "/var")
 _KERNEL: Final = ("/proc", "/sys", "/dev", "/tmp")
 _MAX_SIBLINGS: Final = 8
 """More files of one directory than this are written as the directory."""

@@ -83,11 +83,11 @@ class Ripgrep:
 
     async def list_types(self, cwd: str) -> dict[str, list[str]]:
         """List the file types ripgrep knows, with their globs. Raises `OSError` if ripgrep can't be started."""
-        listing = _TextReader()
-        await run_program(
-            [self._program, "--no-config", "--type-list"], build_environment(), cwd, listing, TIME_LIMIT_S
-        )
-        rows = (line.partition(": ") for line in listing.data.decode("utf-8", "replace").splitlines())
+        from indusagi.core.process.child import run_for_output  # noqa: PLC0415 — only searches start programs
+
+        argv = [self._program, "--no-config", "--type-list"]
+        _, listing = await run_for_output(argv, build_environment(), cwd, TIME_LIMIT_S, RECORD_BYTES)
+        rows = (line.partition(": ") for line in listing.decode("utf-8", "replace").splitlines())
         return {name: patterns.split(", ") for name, _, patterns in rows}
 
     async def search(
@@ -131,18 +131,6 @@ class Ripgrep:
     ) -> ProgramRun:
         argv = build_command(self._program, search, target.path, in_order=in_order, whole=target.is_file)
         return await run_program(argv, build_environment(), target.cwd, reader, max(0.0, deadline - monotonic()))
-
-
-class _TextReader:
-    """Collects all output of a program that doesn't write much."""
-
-    is_full = False
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self.data += data
 
 
 def select_page(files: list[FileMatches], offset: int, limit: int, search: Search) -> list[FileMatches]:
@@ -267,7 +255,7 @@ def _build_options(search: Search) -> Iterator[str]:
         yield from (f"--glob={glob}" for glob in ([search.glob] if any("{" in part for part in globs) else globs))
 
 
-OutputReader: TypeAlias = "MatchReader | CountReader | _TextReader"
+OutputReader: TypeAlias = "MatchReader | CountReader"
 """Consumes the output of a program until `is_full`."""
 
 

@@ -28,7 +28,6 @@ from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerC
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
-    from indusagi.interop.auth.contract import ServerAuth
 
 _MIN_CHARS = 4
 """Shorter values occur in any text by chance, and can be guessed."""
@@ -153,7 +152,11 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
         yield name, value
         # In "Bearer abc" the second word is the secret, and may occur alone.
         yield name, value.rpartition(" ")[2]
-    yield from _list_sign_in_secrets(config.auth)
+    if config.auth is not None:
+        settings, provider = config.auth.settings, config.auth.settings.identity_provider
+        secrets = [settings.client_secret, settings.private_key, settings.assertion]
+        secrets += [] if provider is None else [provider.client_secret, provider.id_token]
+        yield from (("secret", value) for value in secrets if value)
     for url in filter(None, (config.url, config.proxy)):
         try:
             parts = urlsplit(url)
@@ -180,19 +183,6 @@ def find_option_secrets(args: Sequence[str]) -> Iterator[tuple[int, str, str]]:
         elif flag:
             yield index, flag, arg
             flag = ""
-
-
-def _list_sign_in_secrets(auth: ServerAuth | None) -> Iterator[tuple[str, str]]:
-    if auth is None:
-        return
-    settings, provider = auth.settings, auth.settings.identity_provider
-    yield from _name_all("secret", settings.client_secret, settings.private_key, settings.assertion)
-    if provider is not None:
-        yield from _name_all("secret", provider.client_secret, provider.id_token)
-
-
-def _name_all(name: str, *values: str | None) -> Iterator[tuple[str, str]]:
-    return ((name, value) for value in values if value)
 
 
 def _list_passwords(text: str) -> Iterator[tuple[str, str]]:
