@@ -145,6 +145,7 @@ def write_conversation(cwd: Path) -> str:
         made = cwd / f"made {EVIL.replace('/', '')}"
         made.touch()
         checkpoints.record(str(made), None)
+        checkpoints.settle(str(made), b"")
     return name
 
 
@@ -161,6 +162,14 @@ def test_every_view_shows_hostile_markup_as_text(tmp_path: Path) -> None:
         texts += [browser.get("/call?number=1"), browser.get(f"/calls?server={quote(EVIL)}&failed=1")]
         said = browser.get(f"/session?id={conversation}")
         texts.append(said)
+        texts.append(browser.get(f"/session/rewind?id={conversation}&to=1"))
+        exported = browser.client.get("/ui/calls/export?kind=csv&failed=1")
+        assert exported.headers["content-disposition"] == "attachment; filename=calls.csv"
+        assert len(exported.text.splitlines()) == 3
+        assert [
+            json.loads(line)["server"] for line in browser.client.get("/ui/calls/export?kind=jsonl").iter_lines()
+        ] == [EVIL] * 2
+        assert browser.client.get("/ui/calls/export?kind=html").status_code == 400
         texts.append(browser.get(f"/prompt?server=markup&name={quote(EVIL)}"))
         texts += [browser.get(f"{view}?q=alert") for view in ("/tools", "/resources", "/prompts")]
         assert all("note:///" in text or "the best first" in text for text in texts[-3:-1])
@@ -273,6 +282,40 @@ def run_tool(browser: Browser, name: str, **arguments: str) -> str:
     answer = re.search(r'name="answer" value="([0-9a-f]{64})"', asked.text)
     assert answer is not None, asked.text
     return Browser.check(browser.client.post("/ui/tool", data={**form, "answer": answer[1]}))
+
+
+def test_a_conversation_is_rewound_as_it_was_shown(tmp_path: Path) -> None:
+    conversation = write_conversation(tmp_path)
+    made = next(tmp_path.glob("made *"))
+    path = f"/session/rewind?id={conversation}&to=1"
+    with opened("--no-mcp", cwd=tmp_path) as browser:
+        assert "Rewind to here Changed files: made" in browser.get(f"/session?id={conversation}")
+        asked = browser.client.get(f"/ui{path}").text
+        assert f"{made.name}: removed" in Browser.check(browser.client.get(f"/ui{path}"))
+        digest = re.search(r'name="digest" value="([^"]+)"', asked)
+        assert digest is not None
+        assert "no file changes" not in browser.get(path)
+        other = browser.get(f"{path}&scope=talk")
+        assert made.name not in other
+        assert "2 messages hidden from the conversation" in other
+        # A yes is for what was shown: not for another scope, and not once another program has changed the file.
+        assert "changed since you looked" in browser.post(f"{path}&scope=talk", digest=digest[1])
+        made.write_text("by hand", encoding="utf-8")
+        assert "changed since you looked" in browser.post(path, digest=digest[1])
+        assert "another program has changed it since" in browser.get(path)
+        made.write_bytes(b"")
+        assert "1 path restored; 2 messages hidden" in browser.post(path, digest=digest[1])
+        assert not made.exists()
+        assert "Undo this rewind" in browser.get(f"/session?id={conversation}")
+        assert browser.client.get(f"/ui{path}0").status_code == 404
+        assert browser.client.get(f"/ui/session/rewind?id={new_ulid()}&to=1").status_code == 404
+        transcript = Transcript(f"{os.environ['HOME']}/.local/state/indus/conversations/{conversation}", str(tmp_path))
+        with closing(transcript):
+            assert "open elsewhere" in Browser.check(browser.client.get(f"/ui{path}"))
+    with opened("--no-mcp", "--page", "read-only", cwd=tmp_path) as browser:
+        assert "Rewind to here" not in browser.get(f"/session?id={conversation}")
+        refused = browser.client.post(f"/ui{path}", data={"form_key": form_key(browser), "digest": digest[1]})
+        assert refused.status_code == 403
 
 
 def test_a_server_of_the_project_is_trusted_after_a_look(tmp_path: Path) -> None:

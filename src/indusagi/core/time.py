@@ -45,6 +45,14 @@ def iso_utc(at_ms: int | None = None) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def parse_iso(text: str) -> int:
+    """Parse an RFC 3339 time, as `iso_utc` writes it, into milliseconds since 1970; 0 if it's none."""
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        return 0
+
+
 def find_safe_now(now_at_ms: int, times_ms: Iterable[int]) -> int:
     """Return the time for removing old things, such that a clock that jumps ahead once removes nothing.
 

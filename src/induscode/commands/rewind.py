@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.capabilities.local import make_local_context
-from indusagi.core.text import format_count
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, can_ask_user, confirm, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import escape_unprintable, print_line, print_status
-from induscode.conversations.rewind import describe_messages, find_workspace, list_rewind_points, preview_rewind, rewind
-from induscode.conversations.transcript import ConversationError, open_transcript
-from induscode.deck.stores import FileCheckpoints
+from induscode.conversations.rewind import StoredRewind, list_rewind_points
+from induscode.conversations.transcript import ConversationError
 from induscode.launch.options import define_command, read_cwd
 
 if TYPE_CHECKING:
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 _USAGE = 2
 _LEFT = 1
 """Exit code if a file stays as it is, or the user says no."""
-_DONE = {"write": "restored", "delete": "removed"}
 
 
 @define_command("rewind", "--cwd")
@@ -63,7 +59,7 @@ def command(
     paths = [os.path.abspath(os.path.join(cwd, path)) for path in insist]
     try:
         with ExitStack() as stack:
-            session = RewindSession(cwd, conversation, stack)
+            session = _RewindSession(cwd, conversation, stack)
             if number is None:
                 return session.show_points(json=as_json)
             wanted = [point for point in session.points if point.number == number]
@@ -77,24 +73,8 @@ def command(
         return _LEFT
 
 
-class RewindSession:
-    """A stored conversation, opened for a rewind."""
-
-    def __init__(self, cwd: str, conversation: str | None, stack: ExitStack) -> None:
-        """Open the conversation and its checkpoints; `stack` closes them.
-
-        Raises:
-            ConversationError: It doesn't exist, or another process has it open.
-            OSError: It can't be read.
-        """
-        self._transcript = open_transcript(cwd, resume=conversation, last=conversation is None)
-        stack.callback(self._transcript.close)
-        self._checkpoints = FileCheckpoints(os.path.join(self._transcript.directory, "checkpoints"))
-        stack.callback(self._checkpoints.close)
-        self._workspace = find_workspace(self._transcript)
-        self._fs = make_local_context(self._workspace).fs
-        self.points = list_rewind_points(self._transcript, self._checkpoints, hidden=True)
-        self._shown = list_rewind_points(self._transcript, self._checkpoints)
+class _RewindSession(StoredRewind):
+    """A rewind at a terminal."""
 
     def run(
         self, point: RewindPoint, scope: RewindScope, insist: Sequence[str], *, dry_run: bool, yes: bool, json: bool
@@ -102,13 +82,11 @@ class RewindSession:
         """Preview the rewind, ask (outside the event loop), and do it."""
 
         async def show_preview(_: CancelToken) -> int:
-            preview = await preview_rewind(point, scope, self._transcript, self._checkpoints, self._fs)
-            self.show_preview(preview, scope, insist, json=json and not can_rewind)
+            self.show_preview(await self.preview(point, scope), scope, insist, json=json and not can_rewind)
             return 0
 
         async def rewind_to_point(_: CancelToken) -> int:
-            result = await rewind(point, scope, self._transcript, self._checkpoints, self._fs, insist=insist)
-            return self.show_result(result, json=json)
+            return self.show_result(await self.rewind(point, scope, insist), json=json)
 
         can_rewind = not dry_run and (yes or can_ask_user())
         if not (yes and can_rewind):
@@ -126,7 +104,7 @@ class RewindSession:
         """Print the points."""
         return Listing(
             "points",
-            self._shown,
+            list_rewind_points(self.transcript, self.checkpoints),
             ("TO", "TIME", "FILES", "BEFORE"),
             lambda point: (point.number, point.at, len(point.files), point.title),
             to_json=lambda point: {
@@ -134,9 +112,9 @@ class RewindSession:
                 "kind": point.kind,
                 "at": point.at,
                 "title": point.title,
-                "files": [self._shorten(path) for path in point.files],
+                "files": [self.shorten(path) for path in point.files],
             },
-            before={"conversation": self._transcript.id, "workspace": self._workspace},
+            before={"conversation": self.transcript.id, "workspace": self.workspace},
             empty="The conversation has no prompts yet.",
         ).show(as_json=json)
 
@@ -144,7 +122,7 @@ class RewindSession:
         """Print what a rewind would do."""
         if json:
             steps: list[JsonObject] = [
-                {"path": self._shorten(step.path), "action": step.action, "conflict": step.conflict}
+                {"path": self.shorten(step.path), "action": step.action, "conflict": step.conflict}
                 for step in preview.steps
             ]
             write_json(
@@ -158,33 +136,19 @@ class RewindSession:
             )
             return
         print_line(f"Back to the state before: {preview.point.title}")
-        for step in preview.steps:
+        for line in self.describe_preview(preview, scope, insist):
             # Escaped, so that a name with a newline can't forge a line.
-            path, word = escape_unprintable(self._shorten(step.path)), _DONE[step.action]
-            if step.conflict and step.path not in insist:
-                word = f"stays: another program has changed it since (--insist {path} restores it)"
-            print_line(f"  {path}: {word}")
-        if not preview.steps and scope != "talk":
-            print_line("  no file changes")
-        if scope != "files":
-            print_line(f"  {describe_messages(preview.messages)}")
-        for note in preview.notes:
-            print_line(f"  note: {escape_unprintable(note)}")
+            print_line(f"  {escape_unprintable(line)}")
 
     def show_result(self, result: RewindResult, *, json: bool) -> int:
         """Print the result and return the exit code."""
         done, left = ((), ()) if result.files is None else (result.files.done, result.files.left)
         if json:
-            rows: list[JsonObject] = [{"path": self._shorten(path), "reason": reason} for path, reason in left]
-            paths = [self._shorten(path) for path in done]
+            rows: list[JsonObject] = [{"path": self.shorten(path), "reason": reason} for path, reason in left]
+            paths = [self.shorten(path) for path in done]
             write_json({"changed": [*paths], "left": [*rows], "messages": result.messages})
         else:
-            parts = [] if result.files is None else [f"{format_count(len(done), 'path')} restored"]
-            parts += [describe_messages(result.messages)] if result.messages else []
-            print_line(f"{'; '.join(parts) or 'nothing changed'}. `indus rewind` lists the point that undoes this.")
+            print_line(f"{self.describe_result(result)}. `indus rewind` lists the point that undoes this.")
         for path, reason in left:
-            print_status(f"{self._shorten(path)} stays as it is: {reason}")
+            print_status(f"{self.shorten(path)} stays as it is: {reason}")
         return _LEFT if left else 0
-
-    def _shorten(self, path: str) -> str:
-        return path.removeprefix(os.path.join(self._workspace, ""))

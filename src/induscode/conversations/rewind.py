@@ -8,7 +8,7 @@ also a rewind point, so that going back to it undoes it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,14 +18,17 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from induscode.conversations.transcript import REWIND_OP, Transcript, find_prompt_text, shorten_prompt
+from induscode.conversations.transcript import REWIND_OP, Transcript, find_prompt_text, open_transcript, shorten_prompt
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from indusagi.capabilities.ports import Fs
     from induscode.deck.stores.checkpoints import FileCheckpoints, RestoreResult, RestoreStep
 
 RewindScope: TypeAlias = Literal["files", "talk", "both"]
 _TURN_OP = "turn"
+_DONE = {"write": "restored", "delete": "removed"}
 
 
 @record(kw_only=True)
@@ -194,3 +197,60 @@ def find_workspace(transcript: Transcript) -> str:
     """Return the working directory of a conversation."""
     cwd = transcript.rows()[0].get("cwd") if transcript.rows() else None
     return cwd if isinstance(cwd, str) else os.getcwd()
+
+
+class StoredRewind:
+    """A stored conversation, opened for a rewind."""
+
+    def __init__(self, cwd: str, conversation: str | None, stack: ExitStack) -> None:
+        """Open the conversation, or the last one in `cwd`, and its checkpoints; `stack` closes them. Blocks.
+
+        Raises:
+            ConversationError: It doesn't exist, or another process has it open.
+            OSError: It can't be read.
+        """
+        # Both load modules that a conversation's views and listings don't need.
+        from indusagi.capabilities.local import make_local_context  # noqa: PLC0415 — see above
+        from induscode.deck.stores import FileCheckpoints  # noqa: PLC0415 — see above
+
+        self.transcript = open_transcript(cwd, resume=conversation, last=conversation is None)
+        stack.callback(self.transcript.close)
+        self.checkpoints = FileCheckpoints(os.path.join(self.transcript.directory, "checkpoints"))
+        stack.callback(self.checkpoints.close)
+        self.workspace = find_workspace(self.transcript)
+        self._fs = make_local_context(self.workspace).fs
+        self.points = list_rewind_points(self.transcript, self.checkpoints, hidden=True)
+
+    async def preview(self, point: RewindPoint, scope: RewindScope) -> RewindPreview:
+        """Determine the effects of a rewind (see `preview_rewind`)."""
+        return await preview_rewind(point, scope, self.transcript, self.checkpoints, self._fs)
+
+    async def rewind(self, point: RewindPoint, scope: RewindScope, insist: Collection[str] = ()) -> RewindResult:
+        """Return to a point (see `rewind`)."""
+        return await rewind(point, scope, self.transcript, self.checkpoints, self._fs, insist=insist)
+
+    def shorten(self, path: str) -> str:
+        """Write a path relative to the workspace."""
+        return path.removeprefix(os.path.join(self.workspace, ""))
+
+    def describe_preview(
+        self, preview: RewindPreview, scope: RewindScope, insist: Collection[str] = ()
+    ) -> Iterator[str]:
+        """Describe the effects of a rewind, one per line."""
+        for step in preview.steps:
+            path, word = self.shorten(step.path), _DONE[step.action]
+            if step.conflict and step.path not in insist:
+                word = f"stays: another program has changed it since (--insist {path} restores it)"
+            yield f"{path}: {word}"
+        if not preview.steps and scope != "talk":
+            yield "no file changes"
+        if scope != "files":
+            yield describe_messages(preview.messages)
+        yield from (f"note: {note}" for note in preview.notes)
+
+    def describe_result(self, result: RewindResult) -> str:
+        """Describe what a rewind did, without the files it left."""
+        done = () if result.files is None else result.files.done
+        parts = [] if result.files is None else [f"{format_count(len(done), 'path')} restored"]
+        parts += [describe_messages(result.messages)] if result.messages else []
+        return "; ".join(parts) or "nothing changed"

@@ -63,11 +63,12 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/cluster": ("cluster", "show_cluster"),
     "/sessions": ("sessions", "show_sessions"),
     "/session": ("sessions", "show_session"),
+    "/session/rewind": ("sessions", "show_rewind"),
     "/sign-ins": ("sign_ins", "show_sign_ins"),
 }
 """Module and function of each view; modules load on first request."""
 _FORMS: Mapping[str, str] = {
-    "/server": "can_act", "/changes": "can_act", "/approvals": "can_act",
+    "/server": "can_act", "/changes": "can_act", "/session/rewind": "can_act", "/approvals": "can_act",
     "/tool": "can_try", "/resources": "can_try", "/prompt": "can_try",
     "/sign-ins": "can_look",
 }  # fmt: skip
