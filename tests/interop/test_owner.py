@@ -147,9 +147,9 @@ async def drive(
     check()
 
 
-async def test_a_thousand_interleavings_leave_no_server_and_no_waiter() -> None:
+async def test_hundreds_of_interleavings_leave_no_server_and_no_waiter() -> None:
     started = 0
-    for seed in range(1_000):
+    for seed in range(300):
         world = World(seed)
         configs: dict[str, ServerConfig] = {server: StdioServerConfig(server, server) for server in ("a", "b")}
         rules = Supervision(first_s=0.0005, jitter=0, longest_s=0.001, failures=1_000)
@@ -162,11 +162,11 @@ async def test_a_thousand_interleavings_leave_no_server_and_no_waiter() -> None:
 
         await drive(fleet, world.random, configs, check)
         started += world.started
-    assert started > 1_500
+    assert started > 450
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 async def test_interleavings_leave_no_process(tmp_path: Path, seed: int) -> None:
     log = tmp_path / "log"
     limits = replace(STEADY, close_s=0.2)

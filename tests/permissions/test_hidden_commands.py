@@ -568,7 +568,7 @@ PIECES = st.sampled_from(
 @example("! -x 2>&1 a ")
 @example("env ''\\a ")
 @example("a '\n'")
-@examples(6)
+@examples(3)
 def test_every_command_that_bash_runs_was_found_by_the_parser(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:

@@ -280,7 +280,7 @@ def _program(chance: random.Random, unit: str) -> list[str]:
     return lines
 
 
-@examples(4)
+@examples(2)
 @given(
     st.randoms(use_true_random=False),
     st.sampled_from(["    ", "\t", "  "]),

@@ -173,7 +173,7 @@ asyncio.run(main())
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("files", "taken"), [(48, 0), (32, 0), (64, 30)], ids=["48", "32", "64 and few left"])
+@pytest.mark.parametrize(("files", "taken"), [(32, 0), (64, 30)], ids=["32", "64 and few left"])
 async def test_finding_r9_with_few_descriptors_every_request_is_answered(files: int, taken: int) -> None:
     command = [sys.executable, "-c", FEW_FILES, str(files), str(taken)]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -191,11 +191,11 @@ async def test_finding_r9_with_few_descriptors_every_request_is_answered(files: 
             writer.transport.abort()
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(300):
+            for _ in range(150):
                 tasks.start_soon(ask)
         await host.stdin.aclose()
         said = b"".join([part async for part in host.stderr]).decode()
-    assert statuses == {200: 300}, said
+    assert statuses == {200: 150}, said
     assert "Traceback" not in said
 
 
