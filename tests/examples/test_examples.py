@@ -22,7 +22,7 @@ PRINTING = sorted(path for path in EXAMPLES.glob("*.py") if "\n# Prints:\n" in p
 
 def run_python(*arguments: str) -> str:
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=45)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

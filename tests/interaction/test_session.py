@@ -146,7 +146,7 @@ async def test_piped_input_reaches_the_model_and_only_the_answer_is_printed(tmp_
     with model_server(says("\x1b[31mred\x1b[0m")) as server:
         setup = SessionSetup(tmp_path, server, environ={"NO_COLOR": "1"})
         process = setup.start("why?", stdin=-1)
-        out, err = process.communicate("a trace\n", timeout=25)
+        out, err = process.communicate("a trace\n", timeout=60)
     assert (process.returncode, out, err) == (0, "[31mred[0m\n", "")
     assert "why?\n\na trace" in to_text(server.requests[0])
 
@@ -165,7 +165,7 @@ async def test_closed_pipe_ends_the_run_quietly(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr is not None
         err = process.stderr.read()
-        process.wait(timeout=25)
+        process.wait(timeout=60)
         process.stderr.close()
     assert (process.returncode, err) == (128 + signal.SIGPIPE, "")
     assert [is_alive(int(pid)) for pid in diary(log, "start")] == [False]

@@ -97,7 +97,7 @@ class SessionSetup:
     def run_process(self, prompt: str = "the prompt", **flags: Any) -> ProcessResult:
         """Run the session in a process of its own to its end."""
         process = self.start(prompt, **flags)
-        out, err = process.communicate(timeout=25)
+        out, err = process.communicate(timeout=60)
         return ProcessResult(process.returncode, out, err)
 
 

@@ -153,7 +153,7 @@ async def main():
 anyio.run(main)
 """
     children = [subprocess.Popen([sys.executable, "-c", script, str(n)], env=unmeasured()) for n in (0, 1)]
-    assert [child.wait(timeout=25) for child in children] == [0, 0]
+    assert [child.wait(timeout=60) for child in children] == [0, 0]
     expected = "".join(f"done {n}\n" for n in range(60))
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == expected
 

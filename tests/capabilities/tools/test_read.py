@@ -244,7 +244,7 @@ asyncio.run(main())
             file.write(b"x" * 79 + b"\n" + ("é" * 39 + "x\n").encode() * 9_999)
     assert (tmp_path / "large").stat().st_size == 100_000_000
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=25, env=unmeasured(), check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=unmeasured(), check=False
     )
     assert done.returncode == 0, done.stderr
     unit = 1 if sys.platform == "darwin" else 1024

@@ -255,7 +255,7 @@ def writer(path: Path, *job: str) -> subprocess.Popen[str]:
 async def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = store_file(tmp_path)
     writers = [writer(path, run, "40") for run in "abc"]
-    said = [one.communicate(timeout=25)[0].split() for one in writers]
+    said = [one.communicate(timeout=60)[0].split() for one in writers]
     assert said == [["open", *map(str, range(1, 41))]] * 3
     async with stored(tmp_path) as store:
         assert [run.rows for run in await store.runs()] == [40, 40, 40]

@@ -390,7 +390,7 @@ HEAVY = {"mcp", "mcp_types", "pydantic", "httpx", "httpx2", "starlette", "jsonsc
 @pytest.mark.process
 def test_a_host_behind_http_loads_a_server_and_nothing_of_the_sdk() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SERVED], capture_output=True, text=True, check=False, timeout=25, env=unmeasured()
+        [sys.executable, "-c", SERVED], capture_output=True, text=True, check=False, timeout=60, env=unmeasured()
     )
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
