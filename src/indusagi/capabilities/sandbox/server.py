@@ -313,23 +313,23 @@ def prepare_server(
 
 
 def _finish_command(sandbox: ServerSandbox, profile: ServerProfile, paths: _ServerPaths, argv: Sequence[str]) -> None:
-    """Add the launchers that its profile needs inside, and the server's own command."""
+    """Add the launcher that its profile needs inside, and the server's own command."""
+    words = [""] * 4
     if profile.needs_proxy:
         sandbox.socket_path = os.path.join(sandbox.private.tmp, SOCKET_NAME)
         local = dict.fromkeys(host for host in profile.hosts or () if _LOCAL_HOST.fullmatch(host))
-        sandbox.argv += [*_run_inside("egress_run.py", SOCKET_NAME), " ".join(local)]
+        words[:2] = f"/tmp/{SOCKET_NAME}", " ".join(local)
     if profile.observer is not None:
         from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME  # noqa: PLC0415 — only to observe
         from indusagi.capabilities.sandbox.trace import list_calls  # noqa: PLC0415
 
         sandbox.trace_path = os.path.join(sandbox.private.tmp, TRACE_NAME)
         profile.observer.places = paths.describe()
-        sandbox.argv += [*_run_inside("trace_run.py", TRACE_NAME), ",".join(map(str, list_calls()))]
+        words[2:] = f"/tmp/{TRACE_NAME}", ",".join(map(str, list_calls()))
+    if any(words):
+        launcher = os.path.join(os.path.dirname(__file__), "inside_run.py")
+        sandbox.argv += [sys.executable, "-I", "-S", launcher, *words]
     sandbox.argv += argv
-
-
-def _run_inside(launcher: str, socket_name: str) -> list[str]:
-    return [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), launcher), f"/tmp/{socket_name}"]
 
 
 def _choose_confinement(profile: ServerProfile, start: tuple[str, ...]) -> Callable[[], None]:
@@ -340,7 +340,7 @@ def _choose_confinement(profile: ServerProfile, start: tuple[str, ...]) -> Calla
         return scope_thread if can_scope(start) else leave_keyring
     if os.stat(start[0]).st_mode & stat.S_ISUID:  # it couldn't start with the filter
         return leave_keyring
-    from indusagi.capabilities.sandbox.sockets import filter_sockets  # noqa: PLC0415 — only without a network
+    from indusagi.capabilities.sandbox.inside_run import filter_sockets  # noqa: PLC0415 — only without a network
 
     def confine() -> None:
         leave_keyring()

@@ -1,6 +1,6 @@
 """Trace of a sandbox: the paths a server opens, changes and runs, and the addresses it connects to.
 
-A thread answers the notifications of the filter that `trace_run` installs (seccomp_unotify(2)). It reads the arguments
+A thread answers the notifications of the filter that `inside_run` installs (seccomp_unotify(2)). It reads the arguments
 from the memory of the waiting process and lets the call go on, so the trace can be fooled and holds nobody: mounts and
 the egress proxy do. It tells apart what was there from what the sandbox hid by looking through the sandbox's own root.
 """
