@@ -235,7 +235,7 @@ def _use_servers(scene: Scene, page: PageRun, options: _Options) -> None:
     page.open("/changes")
     browser.wait_for_text("id_rsa")
     options.keep_picture(browser, "page-changed-light-1280.png")
-    page.press("Refuse")
+    page.press("Keep blocked")
     browser.wait_for_text("stays disabled")
     page.press("Approve")
     browser.wait_for_text("approved as it is now")

@@ -39,7 +39,7 @@ from induscode.gateway.page.access import PageRequest, PageUser
 from induscode.gateway.page.html import PageError, PageView
 from induscode.gateway.page.site import build_page, build_refusal, build_sign_in
 from induscode.gateway.page.source import ActionReply, CallReply, ServerSummary
-from induscode.gateway.page.views import calls, items, servers, timeline
+from induscode.gateway.page.views import calls, changes, items, servers, timeline
 from induscode.permissions.confirm import PermissionRequest
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Source:
     summaries: Sequence[ServerSummary] = ()
     drifts: Sequence[Drift] = ()
     disabled: Sequence[DisabledTool] = ()
+    elsewhere: Sequence[DisabledTool] = ()
     findings: Sequence[Finding] = ()
     log: Sequence[str] = ()
     reply: CallReply = field(default_factory=CallReply)
@@ -127,6 +128,9 @@ class Source:
 
     async def list_servers(self) -> Sequence[ServerSummary]:
         return self.summaries
+
+    async def list_blocked(self) -> Sequence[DisabledTool]:
+        return [*self.disabled, *self.elsewhere]
 
     def ask_consent(self, server: str) -> Consent:
         return Consent(f"server {server!r}", "d1gest", (f"server {server}", "command: run it"))
@@ -391,22 +395,22 @@ async def test_changes_of_definitions_are_shown_and_decided() -> None:
     seen = DisabledTool(ref, "lib__look", DriftGrade.ROUTING, ["description"])
     unseen = DisabledTool(RemoteToolRef("lib", "old"), "lib__old", DriftGrade.ROUTING, ["inputSchema"])
     source = Source(drifts=[changed, title], disabled=[seen, unseen])
-    pages = [await servers.show_changes(ask(source, user)) for user in (PERSON, GUEST)]
+    pages = [await changes.show_changes(ask(source, user)) for user in (PERSON, GUEST)]
     form = {"server": "lib", "item": "look", "kind": "tool", "digest": "0" * 64, "action": "approve"}
     with pytest.raises(PageError, match="has changed since you looked") as failed:
-        await servers.show_changes(ask(source, PERSON, form))
+        await changes.show_changes(ask(source, PERSON, form))
     assert (failed.value.status, source.done) == (409, [])
     pin = pages[0].content.partition('name="digest" value="')[2].partition('"')[0]
     assert pin == build_approval("lib", [changed]).digest
     with pytest.raises(PageError, match="lib/look no longer waits for approval"):
-        await servers.show_changes(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
+        await changes.show_changes(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
     pages += [
-        await servers.show_changes(ask(source, PERSON, {**form, "digest": pin, "action": action}))
+        await changes.show_changes(ask(source, PERSON, {**form, "digest": pin, "action": action}))
         for action in ("approve", "refuse")
     ]
     refused = ("drift", "lib", "look", "refused by a person: routing change of description")
     assert source.done == [("allow", ref), (ref, changed.digest), refused]
-    check_page("changes", *pages, await servers.show_changes(ask(Source())))
+    check_page("changes", *pages, await changes.show_changes(ask(Source())))
 
 
 async def test_findings_are_shown_and_all_definitions_of_a_server_approved_together() -> None:
@@ -418,7 +422,7 @@ async def test_findings_are_shown_and_all_definitions_of_a_server_approved_toget
         Drift(refs[1], DriftGrade.ROUTING, None, raw, "added"),
     )
     source = Source([capability("lib", "look")], summaries=[LIB], drifts=[held, added], findings=[finding])
-    view = await servers.show_changes(ask(source))
+    view = await changes.show_changes(ask(source))
     shown = '<li><strong>serious</strong>: description: asks to hide: "&lt;b&gt;" [secrecy]</li>'
     card = source.cards[0].name
     for page in (
@@ -428,16 +432,16 @@ async def test_findings_are_shown_and_all_definitions_of_a_server_approved_toget
     ):
         assert shown in page.content
     assert "Approve all 2 of lib" in view.content
-    assert "Approve all" not in (await servers.show_changes(ask(source, GUEST))).content
+    assert "Approve all" not in (await changes.show_changes(ask(source, GUEST))).content
     form = {"server": "lib", "action": "approve", "digest": build_approval("lib", [held]).digest}
     with pytest.raises(PageError, match="has changed since you looked"):
-        await servers.show_changes(ask(source, PERSON, form))
+        await changes.show_changes(ask(source, PERSON, form))
     form["digest"] = build_approval("lib", [held, added]).digest
-    view = await servers.show_changes(ask(source, PERSON, form))
+    view = await changes.show_changes(ask(source, PERSON, form))
     assert "approved as it is now" in view.content
     assert source.done == [done for one in (held, added) for done in (("allow", one.ref), (one.ref, one.digest))]
     with pytest.raises(PageError, match="no longer waits"):
-        await servers.show_changes(ask(source, PERSON, {**form, "action": "refuse"}))
+        await changes.show_changes(ask(source, PERSON, {**form, "action": "refuse"}))
 
 
 # -- calls and the ledger -------------------------------------------------------------------------

@@ -54,7 +54,7 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/resources": ("items", "show_resources"),
     "/prompts": ("items", "show_prompts"),
     "/prompt": ("items", "show_prompt"),
-    "/changes": ("servers", "show_changes"),
+    "/changes": ("changes", "show_changes"),
     "/calls": ("calls", "show_calls"),
     "/call": ("calls", "show_call"),
     "/calls/export": ("calls", "export_calls"),
@@ -313,7 +313,7 @@ class PageSite:
             current_client.reset(client)
         if isinstance(view, SiteResponse):
             return replace(view, headers=[*view.headers, *_SECURITY])
-        waiting = {"home": len(await source.list_waiting()), "changes": len(source.session.mcp.disabled)}
+        waiting = {"home": len(await source.list_waiting()), "changes": len(await source.list_blocked())}
         cwd = source.session.invocation.cwd
         has_sign_ins = source.user_sign_ins is not None and bool(source.user_sign_ins.list_servers())
         page_text = build_page(view, user, cwd, waiting, has_cluster=source.node is not None, has_sign_ins=has_sign_ins)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -17,12 +18,15 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, ItemKind, RemoteToolRef, needs_sign_in
+from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, EndpointPhase, ItemKind, RemoteToolRef, needs_sign_in
 from indusagi.runtime.contract import ToolCall, ToolOutcome
 from induscode.calls.record import find_tool_ref
 from induscode.core.consent import Consent, build_consent
 from induscode.deck.contract import BridgeFault, Capability, describe
 from induscode.deck.mcp.content import ServerContent
+from induscode.deck.mcp.drift import DisabledTool
+from induscode.deck.mcp.store import SilentStoreError
+from induscode.deck.mcp.store.pins import read_disabled_tools
 from induscode.gateway.sign_in import PagePrompt
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, Approver, InstantApprover, PermissionAnswer, PermissionRequest
@@ -321,6 +325,14 @@ class GatewayPage:
             started.problem = str(exc)
         finally:
             started.known.set()
+
+    async def list_blocked(self) -> Sequence[DisabledTool]:
+        """List the disabled items: those of this gateway, then those that only other processes have seen."""
+        own = self.session.mcp.disabled
+        known, found = {tool.ref for tool in own}, dict[str, Sequence[DisabledTool]]()
+        with suppress(SilentStoreError):  # the store has a note about it
+            found = await read_disabled_tools(self.session.store, self.plan.configs.values(), *ITEM_KINDS)
+        return [*own, *(tool for tools in found.values() for tool in tools if tool.ref not in known)]
 
     # -- items ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Server views: all states, costs and faults; one server with its configuration, log, tools and actions; drift."""
+"""Server views: all states, costs and faults; one server with its configuration, log, tools and actions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from anyio import to_thread
 
-from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase, CallFilter, CallSeries, format_duration, read_series, use_calls
-from induscode.deck.mcp.capability import name_item
-from induscode.deck.mcp.drift import Drift, build_approval
 from induscode.gateway.page.html import (
     Html,
     Node,
@@ -28,7 +25,6 @@ from induscode.gateway.page.html import (
     run_action,
     shorten,
     shorten_path,
-    show_diff,
     show_facts,
     show_findings,
     show_nothing,
@@ -190,97 +186,3 @@ async def _act(page: PageRequest) -> Node:
     action = cast("ServerAction", page.get("action"))
     reply = await page.source.act(page.get("name"), action, page.form.get("digest", ""))
     return reply.message, render(" ", link_outside("Open the sign-in page", reply.url)) if reply.url else None
-
-
-# -- drift ------------------------------------------------------------------------------------
-
-
-async def show_changes(page: PageRequest) -> PageView:
-    """Show definitions that differ from the approved ones; approve or refuse one if its form was submitted."""
-    enrolment = page.source.session.mcp.enrolment
-    said = await _decide(page) if page.form else None
-    drifts = enrolment.drifts
-    shown = {drift.ref for drift in drifts}
-    # Disabled by an earlier run: the diff is unknown until the server is up.
-    hint = "Start the server to see the change."
-    unseen = [
-        tag("article", tag("h2", name_item(tool.ref)), tag("p", f"{tool.reason}. {hint}"), cls="fault")
-        for tool in enrolment.disabled
-        if tool.ref not in shown
-    ]
-    content = tag(
-        "div",
-        tag("p", said, role="status", cls="said") if said else None,
-        live(
-            "items",
-            "drifts",
-            _build_joint_forms(page, drifts),
-            [_build_drift(page, drift) for drift in drifts],
-            unseen,
-            None if drifts or unseen else show_nothing("No changed tools."),
-        ),
-    )  # fmt: skip
-    return PageView("Changes", content, "changes")
-
-
-def _build_drift(page: PageRequest, drift: Drift) -> Html:
-    ref, consent = drift.ref, build_approval(drift.ref.server, [drift])
-    forms = None
-    if page.user.rights.can_act and drift.disables:
-        hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "digest": consent.digest}
-        forms = tag(
-            "div",
-            build_form(page.user, address("/changes"), button="Approve", look="danger", action="approve", **hidden),
-            build_form(page.user, address("/changes"), button="Refuse", action="refuse", **hidden),
-            cls="actions",
-        )
-    what = "What's new is" if ref.kind == "behaviour" else f"The {ref.kind} is"
-    blocked = f"{what} blocked until you approve it"
-    return tag(
-        "article",
-        tag("h2", name_item(ref), " ", show_state(drift.label)),
-        tag("p", f"{drift.summary}. {blocked if drift.disables else 'The approved text stays in use'}."),
-        show_findings(drift.findings),
-        show_diff(drift.diff()),
-        forms,
-        cls="fault" if drift.disables else None,
-    )
-
-
-def _build_joint_forms(page: PageRequest, drifts: Sequence[Drift]) -> Html | None:
-    """Build a button per server that approves all its definitions shown below."""
-    forms: list[Html] = []
-    for server in dict.fromkeys(drift.ref.server for drift in drifts) if page.user.rights.can_act else ():
-        waiting = [drift for drift in drifts if drift.disables and drift.ref.server == server]
-        if len(waiting) > 1:
-            hidden = {"server": server, "digest": build_approval(server, waiting).digest}
-            button = f"Approve all {len(waiting)} of {server}"
-            form = build_form(page.user, address("/changes"), button=button, look="danger", action="approve", **hidden)
-            forms.append(form)
-    return tag("div", forms, cls="actions") if forms else None
-
-
-async def _decide(page: PageRequest) -> str:
-    server, name, kind, digest = (page.get(key) for key in ("server", "item", "kind", "digest"))
-    mcp = page.source.session.mcp
-    waiting = [one for one in mcp.enrolment.drifts if one.disables and one.ref.server == server]
-    wanted = [one for one in waiting if (one.ref.name, one.ref.kind) == (name, kind)] if name else waiting
-    if not wanted or (not name and page.get("action") != "approve"):
-        raise PageError(f"{server}/{name} no longer waits for approval. Reload the page.", 409)
-    drift = wanted[0]
-    try:
-        consent = build_approval(server, wanted)
-        consent.check_digest(digest)
-        for one in wanted if page.get("action") == "approve" else ():
-            await mcp.allow(one)
-            if not page.source.approve(one.ref, one.digest):
-                consent.check_digest("")
-    except (CoreError, OSError) as exc:
-        raise PageError(str(exc), 409) from None
-    named = name_item(drift.ref) if name else consent.subject
-    if page.get("action") == "approve":
-        return f"{named}: approved as it is now"
-    mcp.journal.record_event(
-        "drift", server, name, f"refused by a person: {drift.grade} change of {', '.join(drift.fields)}"
-    )
-    return f"{named} stays disabled. The ledger has your decision."
