@@ -219,7 +219,7 @@ def test_the_ledger_tells_of_a_tool_that_is_gone(tmp_path: Path, server: Changin
     run("mcp", "list", cwd=tmp_path)
     happened = told("ledger", "--json", cwd=tmp_path)["rows"]
     (gone,) = [one for one in happened if one["event"] == "retire"]
-    assert f"retire   {gone['facts']['key'][:15]}" in run("ledger", cwd=tmp_path).stdout
+    assert f"retire   {gone['facts']['key'][:15]}" in run("ledger", "timeline", "--all", cwd=tmp_path).stdout
 
 
 def test_a_lock_is_never_written_without_a_server_that_belongs_to_it(tmp_path: Path) -> None:
