@@ -80,6 +80,7 @@ OTHER_EXIT_CODES = (
         "3",
         "A required server isn't ready, or the server of `--transparent` isn't there or may not start.",
     ),
+    ("`indus mcp add`", "1", "The server was added, and its check failed."),
     ("`indus tools search`", "1", "Nothing matches."),
     ("`indus try`", "1", "A tool returned an error, or a finding of the review is serious."),
     ("`indus try`", "3", "The server failed, or there's no such package."),

@@ -69,7 +69,7 @@ class Scene:
             "broken": {"command": "there-is-no-such-program"},
             "locked": {"url": sign_in_url, "startup_timeout_sec": 60},
         }
-        config = home / ".config/indusvx/mcp.json"
+        config = home / ".config/indus/mcp.json"
         config.parent.mkdir(parents=True)
         config.write_text(json.dumps({"servers": servers}))
 

@@ -60,7 +60,7 @@ def in_sandbox(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def user_file() -> Path:
     """Name our own file of the user."""
-    return Path(os.environ["HOME"]) / ".config" / "indusvx" / "mcp.json"
+    return Path(os.environ["HOME"]) / ".config" / "indus" / "mcp.json"
 
 
 def project_file(cwd: Path) -> Path:

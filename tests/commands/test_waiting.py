@@ -109,7 +109,7 @@ def test_finding_r7_rows_of_the_list_are_printed_as_servers_answer(
         argv, environ=dict(os.environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=tmp_path, encoding="utf-8"
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().split() == ["NAME", "TRANSPORT", "PHASE", "TOOLS", "SCOPE", "MESSAGE"]
+        assert process.stdout.readline().split() == ["NAME", "TRANSPORT", "STATE", "TOOLS", "SCOPE", "MESSAGE"]
         assert process.stdout.readline().split() == ["good", "stdio", "ready", "12", "given"]
         hold.unlink()
         assert process.stdout.readline().split() == ["slow", "stdio", "ready", "12", "given"]

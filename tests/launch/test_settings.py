@@ -314,3 +314,72 @@ def test_a_project_can_require_more_addons_and_no_fewer(tmp_path: Path) -> None:
     assert load_settings(str(tmp_path), os.environ).get(ADDONS_REQUIRED) == ("audit", "scanner")
     _project(tmp_path, {"addons.required": []})
     assert load_settings(str(tmp_path), os.environ).get(ADDONS_REQUIRED) == ("audit",)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["model.name", "openai:gpt-5"], {"model.name": "openai:gpt-5"}),
+        (["model.name", "5"], {"model.name": "5"}),
+        (["web.ports", "80", "443"], {"web.ports": [80, 443]}),
+        (["web.ports", "[80]"], {"web.ports": [80]}),
+        (["addons.required", "audit"], {"addons.required": ["audit"]}),
+        (["session.vi", "true"], {"session.vi": True}),
+        (["approvals.notify", "notify-send", "indus"], {"approvals.notify": ["notify-send", "indus"]}),
+    ],
+)
+def test_setting_is_set_with_the_type_it_takes(words: list[str], expected: dict[str, Any]) -> None:
+    assert program.run(["settings", "set", *words]) == 0
+    assert json.loads(Path(user_settings_path(os.environ)).read_text("utf-8")) == expected
+
+
+def test_setting_keeps_the_rest_of_the_file_and_its_nesting(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(user_settings_path(os.environ))
+    path.parent.mkdir(parents=True)
+    before = '{\n  // mine\n  "web": {"max_bytes": 2048}, "hooks": {}\n}\n'
+    path.write_text(before, "utf-8")
+    assert program.run(["settings", "set", "web.max_bytes", "4096"]) == 0
+    assert path.read_text("utf-8") == before.replace("2048", "4096")
+    assert program.run(["settings", "set", "calls.record", "off"]) == 0
+    assert program.run(["settings", "unset", "calls.record"]) == 0
+    assert program.run(["settings", "unset", "web.max_bytes"]) == 0
+    assert json.loads(path.read_text("utf-8").replace("// mine", "")) == {"web": {}, "hooks": {}}
+    assert "// mine" in path.read_text("utf-8")
+    capsys.readouterr()
+    assert program.run(["settings", "unset", "web.max_bytes"]) == 2
+    assert "doesn't set web.max_bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["web.max_bytes", "5"], "web.max_bytes takes a whole number from 1,024 to"),
+        (["sandbox", "maybe"], "sandbox takes one of auto, required, off, not maybe"),
+        (["sandbx", "off"], "There is no setting 'sandbx'. Did you mean 'sandbox'?"),
+        (["model.name", "${keyring:KEY}"], "takes no reference to a secret"),
+        (["--project", "session.vi", "true"], "A project can't set session.vi"),
+    ],
+)
+def test_wrong_setting_changes_nothing(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.run(["settings", "set", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not os.path.exists(user_settings_path(os.environ))
+
+
+def test_damaged_file_of_settings_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(user_settings_path(os.environ))
+    path.parent.mkdir(parents=True)
+    path.write_text("{", "utf-8")
+    assert program.run(["settings", "set", "sandbox", "off"]) == 2
+    assert "correct it first" in capsys.readouterr().err
+    assert path.read_text("utf-8") == "{"
+
+
+def test_setting_of_the_project_is_written_there_and_names_what_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert program.run(["settings", "set", "--project", "web.max_bytes", "4096"]) == 0
+    assert json.loads(Path(project_settings_path(str(tmp_path))).read_text("utf-8")) == {"web.max_bytes": 4096}
+    assert program.run(["settings", "set", "web.max_bytes", "8192"]) == 0
+    assert "web.max_bytes is set by: project" in capsys.readouterr().err

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from induscode.servers.labels import RowLabels
 
 
-LOOK_LIMIT_S = 10.0
+LOOK_LIMIT_S = 5.0
 """How long listing commands (`mcp list`, `tools`, `resources`, `prompts`) wait for servers."""
 FIRST_PROMPT_LIMIT_S = 3.0
 """How long a first prompt, a search or a script waits for servers whose tools we don't know yet."""

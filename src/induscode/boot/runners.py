@@ -1,17 +1,15 @@
 """Attaches the servers of a run, for sessions, calls, lists and gateways alike: one fleet and one ledger.
 
-On a terminal, announces servers that are slow to start. Commands fetch resources and prompts of servers here, by
+On a terminal, shows which servers are slow to start. Commands fetch resources and prompts of servers here, by
 `@server:uri` and `/server:prompt`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 
 import click
 from anyio import CancelScope, to_thread
@@ -37,7 +35,7 @@ from induscode.boot.plans import canon_tool_name as canon_tool_name  # documente
 from induscode.cli.listing import Listing
 from induscode.cli.output import build_unknown_name, print_notes
 from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import print_status
+from induscode.cli.terminal import show_live_line
 from induscode.deck.contract import Capability
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
@@ -88,7 +86,7 @@ async def load_mcp_capabilities(
 async def attach_servers(
     plan: ServerPlan, store: LedgerStore, options: BootOptions | None = None, *, wait: bool = True
 ) -> BootedBridge:
-    """Attach the servers of a plan. Without `options.on_event`, announce slow starts on standard error.
+    """Attach the servers of a plan. Without `options.on_event`, show slow starts on a terminal.
 
     With `wait`, return once every eager server has come up or failed, or after `options.wait_s`.
     """
@@ -111,35 +109,21 @@ async def attach_servers(
 
 
 class StartAnnouncer:
-    """Announces servers that start slowly, and when they're ready, by default on standard error if it's a terminal."""
+    """Shows a live line for each server that's slow to start, until it's up, has failed or is closed."""
 
-    def __init__(self, output: Callable[[str], None] | None = None) -> None:
-        self._output = output or _print_on_terminal
-        self._began: dict[str, float] = {}
+    def __init__(self, show: Callable[[str, str], None] = show_live_line) -> None:
+        self._show = show
         self._slow: set[str] = set()
 
     def __call__(self, event: FleetEvent) -> None:
-        """Handle a fleet event; print at most one line."""
+        """Handle a fleet event."""
         server, status = event.server, event.status
         if event.event == "slow_start" and status.slow_start is not None:
             self._slow.add(server)
-            self._output(f"{server}: {explain_slow_start(status.slow_start)}")
-        elif event.event == "phase" and status.phase is EndpointPhase.CONNECTING:
-            self._began[server] = monotonic()
-        elif server in self._slow and status.phase is EndpointPhase.READY:
+            self._show(server, explain_slow_start(status.slow_start))
+        elif server in self._slow and status.phase is not EndpointPhase.CONNECTING:
             self._slow.discard(server)
-            seconds = monotonic() - self._began.get(server, monotonic())
-            self._output(f"{server} ready ({seconds:.0f} s)")
-
-
-def show_slow_start(server: str, slow: SlowStart) -> None:
-    """Announce a slow start, if standard error is a terminal."""
-    _print_on_terminal(f"{server}: {explain_slow_start(slow)}")
-
-
-def _print_on_terminal(line: str) -> None:
-    if sys.stderr is not None and sys.stderr.isatty():
-        print_status(line)
+            self._show(server, "")
 
 
 def explain_slow_start(slow: SlowStart) -> str:

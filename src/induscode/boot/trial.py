@@ -38,7 +38,8 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, ServerEndpointImpl, create_server_endpoint
 from indusagi.runtime.contract import ToolOutcome
-from induscode.boot.runners import show_slow_start
+from induscode.boot.runners import explain_slow_start
+from induscode.cli.terminal import show_live_line
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import Drift, compare_definitions
 from induscode.deck.mcp.review import Finding, review_items
@@ -265,12 +266,15 @@ async def open_trial(
         def handle_event(event: EndpointEvent) -> None:
             slow = endpoint.status().slow_start
             if event == "slow_start" and slow is not None:
-                show_slow_start(config.id, slow)
+                show_live_line(config.id, explain_slow_start(slow))
 
         endpoint = create_server_endpoint(config, handlers=handlers, on_event=handle_event, history=StartHistory())
         try:
             trial = Trial(config, endpoint)
-            await _list_items(trial)
+            try:
+                await _list_items(trial)
+            finally:
+                show_live_line(config.id, "")
             yield trial
         finally:
             await endpoint.close()

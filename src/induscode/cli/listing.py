@@ -49,6 +49,8 @@ class Fit:
     """Columns whose cells may be shortened, with the least width of each."""
     drop: Sequence[str] = ()
     """Columns to leave out if that isn't enough, in this order."""
+    wraps: bool = False
+    """Whether the last column wraps, instead of getting shorter."""
 
     def choose_widths(self, needed: Mapping[str, int], width: int) -> Mapping[str, int] | None:
         """Return the width of each column that's shown, or `None` if even the least is too wide."""
@@ -105,10 +107,10 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]], fit: Fit
     """Print a table on standard output with right-aligned numbers; on a terminal, fit it to the width."""
     cells, numbers = _escape_cells(rows), _find_numbers(heads, rows)
     if (console := stdout_console()) is not None:
-        print_rich_table(console, heads, cells, numbers, fit=fit)
+        print_rich_table(console, heads, cells, numbers, fit=fit, has_heads=any(heads))
         return
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    for line in (list(heads), *cells):
+    for line in (list(heads), *cells) if any(heads) else cells:
         _print_cells(line, widths, numbers)
 
 
@@ -169,7 +171,7 @@ class GrowingTable:
 
 
 @contextmanager
-def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]], str], None]]:
+def live_table(fit: Fit | None = None) -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]], str], None]]:
     """Yield a function that shows a table with a line below it, replacing the previous table on a terminal.
 
     Without a terminal, each table goes below the last one. Earlier output stays on the screen.
@@ -184,6 +186,7 @@ def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]
 
         yield print_next
         return
+    from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
     from rich.console import Group  # noqa: PLC0415 — for a terminal only
     from rich.live import Live  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
@@ -191,8 +194,11 @@ def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
 
         def replace_last(heads: Sequence[str], rows: Sequence[Sequence[object]], line: str) -> None:
-            table = _build_rich_table(heads, _escape_cells(rows), _find_numbers(heads, rows))
-            live.update(Group(table, Text(line, "dim")), refresh=True)
+            cells, numbers = _escape_cells(rows), _find_numbers(heads, rows)
+            needed = [max(map(cell_len, column)) for column in zip(heads, *cells, strict=True)]
+            fitted = fit and _build_fitted_table(console.width, heads, cells, numbers, needed, fit)
+            table = fitted or _build_rich_table(heads, cells, numbers)
+            live.update(Group(table, Text(line, "dim")) if line else table, refresh=True)
 
         yield replace_last
 
@@ -219,25 +225,40 @@ def print_rich_table(
 
     needed = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
     widths = widths or needed[:-1]
-    chosen = (
-        None
-        if fit is None
-        else fit.choose_widths(dict(zip(heads, [*widths, *needed[len(widths) :]], strict=True)), console.width)
-    )
-    if chosen is not None:
-        shown = [index for index, head in enumerate(heads) if head in chosen]
-        table = _build_rich_table(
-            [*chosen], [[row[at] for at in shown] for row in rows], [right[at] for at in shown], [*chosen.values()]
-        )
-        table.show_header = has_heads
-        console.print(table)
-        return
-    if sum(widths) + len(_GAP) * len(needed) + min(needed[-1], _MIN_TEXT_WIDTH) > console.width:
+    if fit is not None:
+        table = _build_fitted_table(console.width, heads, rows, right, [*widths, *needed[len(widths) :]], fit)
+        if table is not None:
+            table.show_header = has_heads
+            console.print(table)
+            return
+    is_narrow = sum(widths) + len(_GAP) * len(needed) + min(needed[-1], _MIN_TEXT_WIDTH) > console.width
+    if is_narrow and any(heads):
         _print_records(console, heads, rows, has_text=not right[-1])
         return
     table = _build_rich_table(heads, rows, right, widths)
     table.show_header = has_heads
     console.print(table)
+
+
+def _build_fitted_table(
+    width: int,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    needed: Sequence[int],
+    fit: Fit,
+) -> Table | None:
+    """Build a table of the columns and widths that `fit` chooses, or return `None` if even that is too wide."""
+    chosen = fit.choose_widths(dict(zip(heads, needed, strict=True)), width)
+    if chosen is None:
+        return None
+    shown = [index for index, head in enumerate(heads) if head in chosen]
+    table = _build_rich_table(
+        [*chosen], [[row[at] for at in shown] for row in rows], [right[at] for at in shown], [*chosen.values()]
+    )
+    if fit.wraps:
+        table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
+    return table
 
 
 def _build_rich_table(

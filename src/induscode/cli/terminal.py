@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, time
+from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
 _STDOUT, _STDERR = 1, 2
 _output: Callable[[str], object] | None = None
@@ -76,6 +79,7 @@ def redirected_status_lines(output: Callable[[str], object]) -> Generator[None]:
 def held_status_lines() -> Generator[None]:
     """Hold back status lines during a question on the terminal, and print them at the end of the block."""
     global _held
+    hide_live_lines()
     held = _held = []
     try:
         yield
@@ -83,6 +87,61 @@ def held_status_lines() -> Generator[None]:
         _held = None
         for message in held:
             print_status(message)
+
+
+# -- live lines -------------------------------------------------------------------------------
+
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_live: Live | None = None
+_live_lines: dict[str, tuple[str, float]] = {}
+"""By name: the text, and when its first one was shown."""
+
+
+def show_live_line(name: str, text: str) -> None:
+    """Show a line with a spinner on standard error, or replace the one of this `name`; without `text`, remove it.
+
+    Only on a terminal, and not during a question. Whoever shows a line removes it.
+    """
+    global _live
+    if text:
+        _live_lines[name] = (text, _live_lines.get(name, ("", monotonic()))[1])
+    else:
+        _live_lines.pop(name, None)
+    if not _live_lines or _held is not None:
+        hide_live_lines()
+    elif _live is None and _output is None and (console := console_for(sys.stderr)) is not None:
+        from rich.live import Live  # noqa: PLC0415 — for a terminal only
+
+        _live = Live(
+            console=console,
+            get_renderable=_format_live_lines,
+            refresh_per_second=10,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        _live.start(refresh=True)
+
+
+def hide_live_lines() -> None:
+    """Clear the live lines from the screen. The next change shows them again."""
+    global _live
+    if _live is not None:
+        _live.stop()
+        _live = None
+
+
+def _format_live_lines() -> Text:
+    from rich.text import Text  # noqa: PLC0415 — for a terminal only
+
+    now = monotonic()
+    mark = _SPINNER[int(now * 10) % len(_SPINNER)]
+    lines = [
+        f"{mark} {escape_unprintable(name)}: {escape_unprintable(text)} · {now - began:.0f} s"
+        for name, (text, began) in [*_live_lines.items()]
+    ]
+    return Text("\n".join(lines), "dim", no_wrap=True, overflow="ellipsis")
 
 
 def print_line(text: str) -> None:
@@ -149,7 +208,7 @@ def stdout_console() -> Console | None:
 
 def print_status_line(stream: TextIO, line: str) -> bool:
     """Print a status line with a bold program name; return False if the stream isn't a terminal."""
-    console = console_for(stream)
+    console = _live.console if _live is not None else console_for(stream)
     if console is None:
         return False
     from rich.text import Text  # noqa: PLC0415 — for a terminal only

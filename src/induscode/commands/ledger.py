@@ -255,7 +255,8 @@ async def show(store: LedgerStore, /, key: str, *, as_json: bool) -> int:
 async def at(store: LedgerStore, /, time: str, *, run: str | None, as_json: bool) -> int:
     """Show the deck as it was at TIME: 19:45 (today), or 2026-11-15T20:08, in local time unless it says otherwise."""
     try:
-        moment = iso_utc(parse_time(time, now_ms()))
+        at_ms = parse_time(time, now_ms())
+        moment = iso_utc(at_ms)
     except (ValueError, OverflowError) as exc:
         raise click.UsageError(
             f"{time!r} is not a time: write 19:45, 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
@@ -265,7 +266,7 @@ async def at(store: LedgerStore, /, time: str, *, run: str | None, as_json: bool
     else:
         earlier = [facts for facts in await store.runs() if facts.began <= moment]
         if not earlier:
-            raise click.UsageError(f"No run had begun by {moment}: 'indus ledger' lists what there is")
+            raise click.UsageError(f"No run had begun by {format_time(at_ms)}: 'indus ledger' lists what there is")
         one = earlier[-1]
     record = await deck_at(store, one.run, at=moment)
     if record is None:

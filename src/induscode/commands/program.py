@@ -7,13 +7,14 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
-from induscode.cli.terminal import is_interactive, print_line, print_status
+from induscode.cli.terminal import hide_live_lines, is_interactive, print_line, print_status
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.flags import flag_specs
@@ -47,7 +48,7 @@ _COMMANDS = {
     "tokens": LazyCommand("create and revoke tokens of indus serve --http", "induscode.commands.tokens"),
     "models": LazyCommand("show which models are ready, and store their keys", "induscode.commands.models"),
     "secrets": LazyCommand("store secrets that rows and settings refer to", "induscode.commands.secrets"),
-    "settings": LazyCommand("show, find and check the settings", "induscode.commands.settings"),
+    "settings": LazyCommand("show, change and check the settings", "induscode.commands.settings"),
     "completion": LazyCommand("print the completion script of a shell", "induscode.commands.program"),
 }
 
@@ -66,14 +67,22 @@ def run(arguments: Sequence[str]) -> int:
     except click.Abort:  # Ctrl-C or the end of input at a question of click
         raise KeyboardInterrupt from None
     except click.ClickException as exc:
+        if isinstance(exc, click.NoSuchOption):
+            closest = get_close_matches(exc.option_name, exc.possibilities or (), 1)
+            exc = click.NoSuchOption(exc.option_name, possibilities=closest, ctx=exc.ctx)
         message = exc.format_message()
         stop = "" if message.endswith((".", "?", ")")) else "."
-        named = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "indus"
-        print_status(f"{message}{stop} See '{named.rstrip()} --help'.")
+        # Our own messages have the answer; those of the parser don't.
+        if type(exc) is not click.UsageError or message.startswith("Got unexpected"):
+            named = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx is not None else "indus"
+            stop += f" See '{named.rstrip()} --help'."
+        print_status(f"{message}{stop}")
         return exc.exit_code
     except CoreError as exc:
         print_status(str(exc))
         return 1
+    finally:
+        hide_live_lines()
 
 
 def root_command() -> click.Group:
@@ -152,6 +161,10 @@ def _run_agent(invocation: Invocation, first: str = "") -> int:
     after its imports. At the end we freeze all objects (https://docs.python.org/3/library/gc.html#gc.freeze), so that
     the interpreter doesn't traverse them once more at exit.
     """
+    if invocation.allow:
+        from induscode.permissions import parse_flag_rules  # noqa: PLC0415 — for this flag
+
+        parse_flag_rules(invocation)  # a wrong rule before a missing model
     require_agent()
     gc.disable()
     try:

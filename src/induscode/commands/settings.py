@@ -1,17 +1,22 @@
-"""`indus settings`: shows the settings and their origins, and checks the files."""
+"""`indus settings`: shows the settings and their origins, changes and checks the files."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import click
+from click.shell_completion import CompletionItem
 
-from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.app_dirs import locked_directory, make_dirs
+from indusagi.core.config_file import read_config_file
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.secrets import REDACTED, hide_in_urls
 from induscode.cli.listing import Listing
-from induscode.cli.output import as_json, print_notes, write_json
+from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import hide_password
 from induscode.commands.groups import CommandGroup, LazyCommand
@@ -21,22 +26,33 @@ from induscode.launch.settings import (
     CLUSTER_BROKERS,
     SERVE_VIEWS,
     SETTINGS,
+    Setting,
     SettingError,
     Settings,
+    SettingValue,
     build_settings_schema,
     load_settings,
     project_settings_path,
+    read_setting,
     user_settings_path,
 )
-from induscode.servers.config.writer import own_config_path
+from induscode.servers.clients.install import remove_member, set_member
+from induscode.servers.config.writer import own_config_path, replace_text
 
 _WRONG = 1
+
+
+def complete_setting(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a setting."""
+    return [CompletionItem(key, help=one.describe) for key, one in SETTINGS.items() if key.startswith(incomplete)]
 
 
 @click.command(
     cls=CommandGroup,
     commands={
         "show": LazyCommand("show every setting with its value and origin", ":show"),
+        "set": LazyCommand("set a value in your file or the project's", ":set_"),
+        "unset": LazyCommand("remove a value again", ":unset"),
         "path": LazyCommand("print the path of the user's file", ":path"),
         "check": LazyCommand("check the files of the user and the project", ":check"),
         "schema": LazyCommand("print the JSON schema of the files, for an editor", ":schema"),
@@ -44,7 +60,7 @@ _WRONG = 1
     default="show",
 )
 def command() -> None:
-    """Show, find and check the settings."""
+    """Show, change and check the settings."""
 
 
 @define_command("show", "--cwd")
@@ -71,7 +87,7 @@ def show(context: click.Context, *, as_json: bool) -> int:
 
 
 def _list_files(cwd: str) -> list[JsonObject]:
-    """List the files that configure indus; the user's settings and servers live in different folders."""
+    """List the files that configure indus."""
     paths = {
         "your settings": user_settings_path(os.environ),
         "the project's settings": project_settings_path(cwd),
@@ -114,6 +130,82 @@ def _format_value(value: JsonValue) -> str:
     if isinstance(value, dict):
         return ", ".join(value) or "-"
     return "-" if value is None else str(value)
+
+
+_project = click.option("--project", is_flag=True, help="In the project's file, which can only be stricter.")
+
+
+@define_command("set", "--cwd")
+@click.argument("name", shell_complete=complete_setting)
+@click.argument("values", nargs=-1, required=True, metavar="VALUE…")
+@_project
+def set_(context: click.Context, name: str, values: tuple[str, ...], *, project: bool) -> int:
+    """Set NAME to VALUE in your file, which keeps everything else, comments too. Several VALUES are a list."""
+    setting, file = _find_setting(name), _find_file(context, project=project)
+    if project and setting.tighten is None:
+        raise click.UsageError(f"A project can't set {name}: leave out --project to set it for you")
+    try:
+        value = read_setting(setting, values, os.path.dirname(file))
+    except SettingError as exc:
+        raise click.UsageError(str(exc)) from exc
+    _edit(file, name, lambda text, place: set_member(text, place, value), private=not project)
+    row = _build_row(Settings({name: SettingValue(value, file)}), name)
+    print_line(f"{name} = {_format_value(row['value'])} ({file})")
+    return _report_settings(context, name, file)
+
+
+@define_command("unset", "--cwd")
+@click.argument("name", shell_complete=complete_setting)
+@_project
+def unset(context: click.Context, name: str, *, project: bool) -> int:
+    """Remove NAME from your file; its default holds again."""
+    _find_setting(name)
+    file = _find_file(context, project=project)
+    if not _edit(file, name, remove_member, private=not project):
+        raise click.UsageError(f"{file} doesn't set {name}")
+    print_line(f"{name} removed from {file}")
+    return _report_settings(context, name, file)
+
+
+def _find_setting(name: str) -> Setting[Any]:
+    if name not in SETTINGS:
+        raise build_unknown_name(f"There is no setting {name!r}", name, [*SETTINGS])
+    return SETTINGS[name]
+
+
+def _find_file(context: click.Context, *, project: bool) -> str:
+    return project_settings_path(read_cwd(context)) if project else user_settings_path(os.environ)
+
+
+def _edit(path: str, name: str, edit: Callable[[str, Sequence[str]], str], *, private: bool) -> bool:
+    """Edit one member of a settings file, whether its key is dotted or nested; return whether the text changed."""
+    make_dirs(os.path.dirname(path), 0o700 if private else 0o777)
+    with locked_directory(os.path.dirname(path)):
+        content = read_config_file(path) if os.path.lexists(path) else None
+        if content is not None and (content.trouble is not None or not is_json_object(content.document)):
+            raise click.UsageError(f"{path} isn't valid: correct it first (indus settings check)")
+        document = cast("JsonObject", content.document) if content is not None else {}
+        group, _, member = name.partition(".")
+        nested = member and name not in document and is_json_object(document.get(group))
+        text = Path(path).read_text("utf-8") if content is not None else ""
+        changed = edit(text, [group, member] if nested else [name])
+        if changed != text:
+            replace_text(path, changed, 0o600 if private else None)
+        return changed != text
+
+
+def _report_settings(context: click.Context, name: str, file: str) -> int:
+    """Say which other file decides, and print the notes about all of them."""
+    try:
+        settings = load_settings(read_cwd(context), os.environ)
+    except SettingError as exc:
+        print_status(str(exc))
+        return _WRONG
+    print_notes(settings.notes)
+    origin = settings.origin(SETTINGS[name])
+    if origin not in {"default", f"user {file}", f"project {file}"}:
+        print_status(f"{name} is set by: {origin}")
+    return 0
 
 
 @define_command("path", "--cwd")

@@ -10,6 +10,7 @@ An invalid value is an error in the user's file and a note in the project's. An 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -428,6 +429,32 @@ def user_settings_path(environ: Mapping[str, str]) -> str:
 def project_settings_path(cwd: str) -> str:
     """Return the path of a project's settings file."""
     return os.path.join(cwd, ".indusvx", _FILE_NAME)
+
+
+def read_setting(setting: Setting[Any], words: Sequence[str], folder: str) -> JsonValue:
+    """Find the JSON value that `words` mean for a setting of the file in `folder`, or raise `SettingError`.
+
+    A word is JSON (`5`, `true`, `["a"]`) if the setting takes that, and otherwise a text. Several are a list.
+    """
+    parsed = [_parse_json(word) for word in words]
+    single: list[JsonValue] = [parsed[0], words[0]] if len(words) == 1 else []
+    candidates: list[JsonValue] = [*single, [*parsed], [*words]]
+    error: ValueError | None = None
+    for value in candidates:
+        try:
+            setting.values.read(_keep_references(value, folder, setting))
+        except ValueError as exc:
+            error = error or exc
+        else:
+            return value
+    raise SettingError(f"{setting.key} {error}, not {' '.join(words)}") from error
+
+
+def _parse_json(text: str) -> JsonValue:
+    try:
+        return cast("JsonValue", json.loads(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def load_settings(cwd: str, environ: Mapping[str, str]) -> Settings:

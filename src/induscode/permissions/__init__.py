@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from induscode.permissions.confirm import PermissionRequest as PermissionRequest
     from induscode.permissions.flow import FlowGuard
     from induscode.permissions.plan_mode import PlanMode
+    from induscode.permissions.rules import Rule
 
     Wrap = Callable[[Capability], Capability]
 
@@ -91,6 +92,16 @@ class PermissionSetup:
             self.permissions.flow.connect(mcp)
 
 
+def parse_flag_rules(invocation: Invocation, entry: str = "") -> Sequence[Rule]:
+    """Parse the rules of `--allow`, or of the argument of the function `entry`. Raises `InvalidRuleError`."""
+    from induscode.permissions.rules import Effect, RuleOrigin, parse_rules  # noqa: PLC0415 — needed with rules only
+
+    rules, problems = parse_rules(invocation.allow, Effect.ALLOW, RuleOrigin.FLAG)
+    if problems:
+        raise InvalidRuleError(f"{'allow=' if entry else '--allow'}: {problems[0]}")
+    return rules
+
+
 def load_permissions(
     invocation: Invocation, mode: PlanMode | None = None, approver: Approver | None = None, entry: str = ""
 ) -> PermissionSetup:
@@ -101,11 +112,9 @@ def load_permissions(
     """
     from induscode.permissions.check import Permissions, require_permission  # noqa: PLC0415 — loads the table of programs
     from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — loads the table of programs
-    from induscode.permissions.rules import Effect, RuleOrigin, RuleStore, load_startup_rules, parse_rules  # noqa: PLC0415 — needed with rules only
+    from induscode.permissions.rules import RuleStore, load_startup_rules  # noqa: PLC0415 — needed with rules only
 
-    flag_rules, problems = parse_rules(invocation.allow, Effect.ALLOW, RuleOrigin.FLAG)
-    if problems:
-        raise InvalidRuleError(f"{'allow=' if entry else '--allow'}: {problems[0]}")
+    flag_rules = parse_flag_rules(invocation, entry)
     store = RuleStore()
     startup_rules, notes = load_startup_rules(store, invocation.cwd)
     permissions = Permissions(

@@ -47,7 +47,7 @@ from induscode.servers.config.rows import (
     parse_row,
 )
 from induscode.servers.config.trust import TrustStore, describe_row, find_references, show_arguments, show_url
-from induscode.servers.config.writer import change_row, own_config_path, read_own_config
+from induscode.servers.config.writer import change_row, list_own_paths, own_config_path, read_own_config
 from induscode.servers.labels import join_labels
 
 if TYPE_CHECKING:
@@ -235,8 +235,8 @@ def write_field(row: ServerRow, key: str, value: JsonValue) -> None:
         OSError: The file can't be written.
     """
     scope = row.origin.scope
-    own = "" if scope == "given" else own_config_path(scope, find_project_dir(row.origin))
-    if os.path.realpath(own) != os.path.realpath(row.origin.file):
+    own = list_own_paths(scope, find_project_dir(row.origin))
+    if os.path.realpath(row.origin.file) not in map(os.path.realpath, own):
         shown = compact_json({key: value})[1:-1]
         raise BridgeFault(f"{row.origin.file} isn't a file of indus: put {shown} into the row of {row.id!r} yourself")
 
@@ -286,9 +286,15 @@ def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
 
 
 def list_own_files(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
-    """List our files, or just the one of a scope."""
+    """List our files, or just those of a scope. The user may have two."""
     scopes: tuple[Scope, ...] = ("user", "project")
-    return [(own_config_path(each, cwd), each) for each in scopes if scope in {None, each}]
+    return [
+        (path, each)
+        for each in scopes
+        if scope in {None, each}
+        for path in list_own_paths(each, cwd)
+        if os.path.lexists(path) or path == own_config_path(each, cwd)
+    ]
 
 
 def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
@@ -299,7 +305,7 @@ def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
     """
     places = list_own_files(cwd, scope)
     having = [place for place in places if name in read_own_config(place[0]).rows()]
-    if len(having) == 1:
+    if len({whose for _, whose in having}) == 1:
         return having[0]
     context = click.get_current_context(silent=True)
     if having:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -171,26 +172,37 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], parts: li
 def test_the_doctor_says_of_each_server_what_is_the_matter_and_what_to_do(tmp_path: Path) -> None:
     done = run("mcp", "doctor", **several(tmp_path))
     assert done.returncode == 1
-    parts = {part.partition(" ")[0]: part for part in _parts(done.stdout)}
-    assert f"command: {sys.executable}: {os.path.abspath(sys.executable)}" in parts["good"]
-    assert "state: ready" in parts["good"]
-    assert "protocol: 2025-11-25 (legacy), server: honest 1.0" in parts["good"]
-    assert f"tools: {len(HONEST_TOOLS)}" in parts["good"]
-    assert "latency: " in parts["good"]
-    assert "what to do" not in parts["good"]
-    assert "command: no-such-command: not found" in parts["missing"]
-    assert "Fix: install the command" in parts["missing"]
-    assert "stderr: reading settings" in parts["dies"]
-    assert "stderr: FATAL: API_KEY is missing" in parts["dies"]
-    assert "Fix: it needs the variable API_KEY: add it to its row" in parts["dies"]
+    parts = _parts(done.stdout)
+    assert parts["good"].startswith("✓")
+    assert parts["good"].endswith(f"   {len(HONEST_TOOLS)} tools")
+    assert "→ install the command" in parts["missing"]
+    assert re.search(r"✗ +dies +exited with code .*\n +reading settings\n +FATAL: API_KEY is missing\n", parts["dies"])
+    assert "→ it needs the variable API_KEY: add it to its row" in parts["dies"]
     assert "startup_timeout_sec" in parts["mute"]
-    assert "Fix: it uses another version" in parts["version"]
-    assert "address: http://…@127.0.0.1:9/mcp?…" in parts["away"]
-    assert "Fix: " in parts["away"]
+    assert "→ it uses another version" in parts["version"]
+    assert "→ " in parts["away"]
     assert "the variable NOT_SET_HERE is not set" in parts["open"]
-    assert "state: not trusted" in parts["theirs"]
-    assert "Fix: look at it and consent to it: indus mcp trust theirs" in parts["theirs"]
+    assert re.search(r"○ +theirs +not trusted\n", parts["theirs"])
+    assert "→ look at it and consent to it: indus mcp trust theirs" in parts["theirs"]
+    assert f"{len(parts)} servers, {len(parts) - 1} problems. Details of one: indus mcp doctor NAME\n" in done.stdout
     assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_the_doctor_has_details_of_one_server(tmp_path: Path) -> None:
+    there = several(tmp_path)
+    text = run("mcp", "doctor", "good", **there).stdout
+    assert f"command: {sys.executable}: {os.path.abspath(sys.executable)}" in text
+    assert "state: ready" in text
+    assert "protocol: 2025-11-25, server: honest 1.0" in text
+    assert f"tools: {len(HONEST_TOOLS)}" in text
+    assert "latency: " in text
+    text = run("mcp", "doctor", "dies", **there).stdout
+    assert "stderr: reading settings" in text
+    assert "stderr: FATAL: API_KEY is missing" in text
+    assert "Fix: it needs the variable API_KEY" in text
+    text = run("mcp", "doctor", "away", **there).stdout
+    assert "address: http://…@127.0.0.1:9/mcp?…" in text
+    assert "s3cret" not in text
 
 
 @pytest.mark.parametrize(
@@ -208,13 +220,13 @@ def test_the_doctor_names_an_address_that_is_not_encrypted(tmp_path: Path, url: 
     assert ("not encrypted" in run("mcp", "doctor", "far", cwd=tmp_path).stdout) is warned
 
 
-def _parts(text: str) -> list[str]:
-    parts: list[str] = []
-    for line in text.splitlines():
-        if line.startswith(" "):
-            parts[-1] += f"\n{line}"
-        else:
-            parts.append(line)
+def _parts(text: str) -> dict[str, str]:
+    """Split the summary by server."""
+    parts: dict[str, str] = {}
+    name = ""
+    for line in text.partition("\n8 servers")[0].splitlines():
+        name = line.split()[1] if line[0] in "✓✗○" else name
+        parts[name] = f"{parts[name]}\n{line}" if name in parts else line
     return parts
 
 
@@ -232,7 +244,8 @@ def test_a_server_that_cannot_list_is_told(tmp_path: Path) -> None:
     configured(user_file(), {"odd": faulty("lists", "no-list"), "dirty": faulty("dirty")})
     done = run("mcp", "doctor", cwd=tmp_path)
     assert "\x1b" not in done.stdout + done.stderr
-    assert "state: ready" in done.stdout
+    assert "✗  odd    its tools could not be listed" in done.stdout
+    assert "○  dirty" in done.stdout
 
 
 def test_a_command_beside_its_directory_is_found(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_an_installation_is_a_row_with_the_exact_version_and_the_hash(capsys: py
 def test_doctor_says_what_is_verified_about_a_package(tmp_path: Path) -> None:
     origin = {"package": "npm:@o/git@1.2.3", "sha256": "a" * 64}
     configured(user_file(), {"git": {"command": "absent-launcher", "registry": origin}})
-    shown = run("mcp", "doctor", cwd=tmp_path).stdout
+    shown = run("mcp", "doctor", "git", cwd=tmp_path).stdout
     assert "package: npm:@o/git@1.2.3 (exact version; npx compares" in shown
 
 

@@ -297,7 +297,7 @@ def add_server(
             print_status(
                 f"{relative!r} is relative to the directory indus is started in: write the whole path, or a cwd"
             )
-    if command is not None and not _REFERENCE.search(command) and shutil.which(command) is None:
+    if not check and command is not None and not _REFERENCE.search(command) and shutil.which(command) is None:
         print_status(f"the command {command!r} is not on PATH: {format_server_command('doctor', row.id)}")
     files = [used.origin.file for used in discover_mcp_config(invocation.cwd).rows if used.id == name]
     other = next((file for file in files if file != os.path.abspath(path)), None)
@@ -390,12 +390,12 @@ def move_secrets(context: click.Context, name: str, *, scope: str | None, yes: b
 
 
 def _check_server(invocation: Invocation, name: str) -> int:
-    """Start a server once and offer a sign-in if it needs one. Returns 0 even on failure: the server was added."""
+    """Start a server once and offer a sign-in if it needs one. Returns 1 if it failed, though it was added."""
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     status = check_server(invocation, name)
     if status is None or not needs_sign_in(status.fault):
-        return 0
+        return 0 if status is None or status.fault is None else 1
     if not can_ask_user() or not confirm(f"Server {name!r} wants a sign-in. Sign in now, in a browser?"):
         print_status(f"server {name!r} is added and needs a sign-in: {format_server_command('login', name)}")
         return 0

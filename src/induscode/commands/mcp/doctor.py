@@ -40,10 +40,12 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.endpoint import EndpointEvent, create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store
-from induscode.boot.runners import START_ONCE, attach_servers, show_slow_start
+from induscode.boot.runners import START_ONCE, attach_servers, explain_slow_start
+from induscode.calls.database import format_duration
+from induscode.cli.listing import Cell, print_table
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_async, run_for_result, run_until_signal
-from induscode.cli.terminal import print_line, print_status
+from induscode.cli.terminal import print_line, print_status, show_live_line
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
@@ -171,7 +173,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     installation = check_installation() if name is None else ()
     plain = [row for row in find_plain_rows(invocation.cwd, os.environ) if name in {None, row.server}]
     print_notes(installation)
-    _print_report(plan, examined, leftovers, plain, as_json=as_json)
+    _print_report(plan, examined, leftovers, plain, is_whole=name is None, as_json=as_json)
     if end_leftovers:
         leftovers = [job for job in leftovers if not _end_job(job)]
     unwell = any(findings.remedy for findings in examined) or leftovers or installation
@@ -234,9 +236,10 @@ async def _examine(
     def handle_event(event: EndpointEvent) -> None:
         slow = endpoint.status().slow_start
         if event == "slow_start" and slow is not None:
-            show_slow_start(config.id, slow)
+            show_live_line(config.id, explain_slow_start(slow))
 
     endpoint = create_server_endpoint(config, on_event=handle_event, history=history)
+    show_live_line(config.id, "starting")
     try:
         await endpoint.open()
         findings.latency_ms = round((clock() - started) * 1000)
@@ -277,6 +280,7 @@ async def _examine(
         advice = advise(findings.name, config, fault, os.environ, connected=connected)
         findings.remedy, findings.notes = advice.remedy, advice.notes
     finally:
+        show_live_line(config.id, "")
         await endpoint.close()
 
 
@@ -315,6 +319,7 @@ def _print_report(
     leftovers: Sequence[Receipt],
     plain: Sequence[PlainRow],
     *,
+    is_whole: bool,
     as_json: bool,
 ) -> None:
     if as_json:
@@ -323,37 +328,10 @@ def _print_report(
         write_json({"servers": [*servers], "leftovers": jobs, "plainSecrets": [*secrets]})
         return
     print_notes(note for note in plan.notes if not note.message.startswith("not started"))
-    if not examined:
-        print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
-    for findings in examined:
-        print_line(f"{findings.name} ({findings.transport}, {findings.file})")
-        lines = [f"state: {findings.state}"]
-        lines.append(f"{'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
-        lines += [] if findings.sandbox is None else [_describe_sandbox(findings)]
-        lines += [] if findings.package is None else [f"package: {findings.package}"]
-        lines += [f"WARNING: {warning}" for warning in findings.warnings]
-        if findings.handshake == "done":
-            lines.append(f"protocol: {findings.version} ({findings.era}), server: {findings.server or 'says no name'}")
-            lines.append(f"tools: {'not listed' if findings.tools is None else findings.tools}")
-            lines.append(f"latency: {findings.latency_ms} ms")
-            lines += _describe_labels(findings)
-        lines += [f"stderr: {line}" for line in findings.stderr]
-        lines += [f"note: {note}" for note in findings.notes]
-        lines += map(str, findings.findings)
-        lines += [
-            f"{tool.ref.kind} {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}"
-            for tool in findings.disabled
-        ]
-        if findings.fault is not None:
-            lines.append(f"fault: {findings.fault}")
-        if findings.remedy is not None:
-            lines.append(f"Fix: {findings.remedy}")
-        for line in lines:
-            print_line(f"  {line}")
-    _print_more(leftovers, plain)
-
-
-def _print_more(leftovers: Sequence[Receipt], plain: Sequence[PlainRow]) -> None:
+    if is_whole:
+        _print_summary(examined)
+    else:
+        _print_details(examined[0])
     for row in plain:
         what = f"server {row.server!r} has secrets in plain text: {', '.join(row.places)}"
         print_line(escape_unseen(f"{row.file}: {what}"))
@@ -362,6 +340,68 @@ def _print_more(leftovers: Sequence[Receipt], plain: Sequence[PlainRow]) -> None
         print_line(f"left running by a crashed run: process {job.pid}, {job.command}")
     if leftovers:
         print_line("  Fix: indus mcp doctor --end-leftovers")
+
+
+def _print_summary(examined: Sequence[_Findings]) -> None:
+    """Print a line for each server that works, and the cause and fix of each problem."""
+    if not examined:
+        print_line("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS")
+        return
+    rows: list[Sequence[object]] = []
+    for findings in examined:
+        is_up = findings.handshake == "done" and findings.fault is None
+        is_broken = findings.fault is not None and findings.state in {"ready", "failed"}
+        mark = Cell("✗", "red") if is_broken else Cell("○", "yellow") if findings.remedy else Cell("✓", "green")
+        if is_up:
+            tools = "not listed" if findings.tools is None else format_count(findings.tools, "tool")
+            lines = [f"{format_duration((findings.latency_ms or 0) * 1_000)}   {tools}"]
+            lines += [f"{one.ref.kind} {one.ref.name!r} is blocked: {one.reason}" for one in findings.disabled]
+        else:
+            cause = (findings.fault or findings.state).partition(" (its stderr: ")[0]
+            lines = [cause.removeprefix("the connection could not be made: ").removeprefix("it ")]
+        # The last lines, without those of a traceback.
+        lines += [line for line in findings.stderr if line.strip() and not line.startswith((" ", "\t", "Traceback "))][
+            -_MAX_SHOWN_STDERR:
+        ]
+        lines += [f"WARNING: {warning}" for warning in findings.warnings]
+        lines += [f"→ {findings.remedy}"] if findings.remedy else []
+        rows += [(mark, findings.name, lines[0]), *(("", "", line) for line in lines[1:])]
+    print_table(("", "", ""), rows)
+    problems = sum(findings.remedy is not None for findings in examined)
+    counts = (
+        f"{format_count(len(examined), 'server')}, {format_count(problems, 'problem') if problems else 'no problem'}"
+    )
+    print_line(f"{counts}. Details of one: indus mcp doctor NAME")
+
+
+_MAX_SHOWN_STDERR = 3
+
+
+def _print_details(findings: _Findings) -> None:
+    print_line(f"{findings.name} ({findings.transport}, {findings.file})")
+    lines = [f"state: {findings.state}"]
+    lines.append(f"{'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
+    lines += [] if findings.sandbox is None else [_describe_sandbox(findings)]
+    lines += [] if findings.package is None else [f"package: {findings.package}"]
+    lines += [f"WARNING: {warning}" for warning in findings.warnings]
+    if findings.handshake == "done":
+        lines.append(f"protocol: {findings.version}, server: {findings.server or 'says no name'}")
+        lines.append(f"tools: {'not listed' if findings.tools is None else findings.tools}")
+        lines.append(f"latency: {findings.latency_ms} ms")
+        lines += _describe_labels(findings)
+    lines += [f"stderr: {line}" for line in findings.stderr]
+    lines += [f"note: {note}" for note in findings.notes]
+    lines += map(str, findings.findings)
+    lines += [
+        f"{tool.ref.kind} {tool.ref.name!r}: {tool.reason}; approve it: {tool.approve_command}"
+        for tool in findings.disabled
+    ]
+    if findings.fault is not None:
+        lines.append(f"fault: {findings.fault}")
+    if findings.remedy is not None:
+        lines.append(f"Fix: {findings.remedy}")
+    for line in lines:
+        print_line(f"  {line}")
 
 
 # -- sandbox profiles -------------------------------------------------------------------------
@@ -503,6 +543,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
     async def start(_: CancelToken) -> int:
         async with opened_store() as store:
             began = monotonic()
+            show_live_line(name, "starting")
             # Enroll everything now, so that the first session already knows it.
             mcp = await attach_servers(plan, store, replace(START_ONCE, kinds=CONTENT_KINDS))
             try:
@@ -510,6 +551,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
                 took_s = monotonic() - began
                 status = mcp.require_status(name)
             finally:
+                show_live_line(name, "")
                 await mcp.aclose()
             print_notes(store.notes)
         found.append(status)

@@ -15,10 +15,10 @@ from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, StdioServerConfig
 from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
 from induscode.calls.database import format_duration
-from induscode.cli.listing import GrowingTable, live_table
+from induscode.cli.listing import Fit, GrowingTable, live_table
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_async, run_for_result
-from induscode.cli.terminal import print_line
+from induscode.cli.terminal import print_line, show_live_line, stdout_console
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import command_line, describe_causes
@@ -55,8 +55,9 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 _KEYS = ("name", "transport", "phase", "tools", "scope", "message")
-_HEADS = tuple(key.upper() for key in _KEYS)
-_WATCH_HEADS = ("NAME", "TRANSPORT", "PHASE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS", "MESSAGE")
+_HEADS = ("NAME", "TRANSPORT", "STATE", "TOOLS", "SCOPE", "MESSAGE")
+_WATCH_HEADS = ("NAME", "TRANSPORT", "STATE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS", "MESSAGE")
+_FIT = Fit({"MESSAGE": 24}, drop=("SCOPE", "RESTARTS", "TRANSPORT", "TOKENS", "ANSWER"), wraps=True)
 _DEBOUNCE_S = 0.05
 """`--watch` redraws once for all changes within this time."""
 _NO_SERVERS = "No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"
@@ -75,8 +76,8 @@ _MAX_NAMES = 3
 def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool, **_: object) -> int:
     """List the servers and their states.
 
-    Connects to trusted servers for up to ten seconds, and prints each row as soon as its server answers. The exit code
-    is 0 even if some fail: the list says which, and why.
+    Connects to trusted servers for up to five seconds, and shows each state as soon as it's known. The exit code is 0
+    even if some fail: the list says which, and why.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -90,9 +91,19 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
     if not plan.rows and not off:
         write_json({"servers": []}) if as_json else print_line(_NO_SERVERS)
         return 0
+    checks = bool(plan.configs) and not no_check
+    if checks and not as_json and stdout_console() is not None:
+        _show_live(plan, off)
+    else:
+        _list_rows(plan, off, checks=checks, as_json=as_json)
+    return 0
+
+
+def _list_rows(plan: ServerPlan, off: Sequence[JsonObject], *, checks: bool, as_json: bool) -> None:
+    """Print each row as soon as its server answers."""
     names = [str(row["name"]) for row in off] + [row.id for row in plan.rows]
     columns = (names, [name_way(row) for row in plan.rows] or ("stdio",), ("not trusted",), (), ("project",))
-    table = None if as_json else GrowingTable(_HEADS, columns, numbers=("TOOLS",))
+    table = None if as_json else GrowingTable(_HEADS, columns, numbers=("TOOLS",), fit=_FIT)
     rows: list[JsonObject] = []
 
     def show(row: JsonObject) -> None:
@@ -100,18 +111,37 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
         if table is not None:
             table.add(_list_cells(row))
 
-    if no_check or not plan.configs:
+    if not checks:
         states = run_for_result(lambda _: _read_states(plan, reviews=as_json))
         for row in plan.rows:
             show(_build_row(row, plan, states))
     else:
-        run_for_result(lambda _: _check_servers(plan, show))
+        run_for_result(lambda _: _check_servers(plan, show, show_live_line))
     rows.sort(key=lambda row: plan.configured.index(str(row["name"])))
     for row in off:
         show(row)
     if as_json:
         write_json({"servers": [*rows]})
-    return 0
+
+
+def _show_live(plan: ServerPlan, off: Sequence[JsonObject]) -> None:
+    """Show all servers at once on the terminal, and replace the state of each as soon as it's known."""
+    unknown = _States({}, {}, {}, {})
+    cells = {row.id: _list_cells(_build_row(row, plan, unknown)) for row in plan.rows}
+    for name in plan.configs:
+        cells[name][_KEYS.index("phase")] = "checking…"
+    with live_table(_FIT) as redraw:
+
+        def show(row: JsonObject) -> None:
+            cells[str(row["name"])] = _list_cells(row)
+            redraw(_HEADS, [*cells.values(), *map(_list_cells, off)], "")
+
+        def show_start(name: str, text: str) -> None:
+            cells[name][-1] = text
+            redraw(_HEADS, [*cells.values(), *map(_list_cells, off)], "")
+
+        redraw(_HEADS, [*cells.values(), *map(_list_cells, off)], "")
+        run_for_result(lambda _: _check_servers(plan, show, show_start))
 
 
 class _OrderedRows:
@@ -138,13 +168,16 @@ class _OrderedRows:
             self.add(self._ready[name])
 
 
-async def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None:
-    """Connect to the servers and show each row as soon as we know its state."""
-    from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+async def _check_servers(
+    plan: ServerPlan, show: Callable[[JsonObject], None], show_start: Callable[[str, str], None]
+) -> None:
+    """Connect to the servers and show each row as soon as we know its state, and slow starts with `show_start`."""
+    from induscode.boot.runners import START_ONCE, StartAnnouncer, attach_servers  # noqa: PLC0415 — imports the bridge
 
     ordered = _OrderedRows(plan.rows, show)
     async with opened_store() as store:
-        mcp = await attach_servers(plan, store, replace(START_ONCE, only=()), wait=False)
+        options = replace(START_ONCE, only=(), on_event=StartAnnouncer(show_start))
+        mcp = await attach_servers(plan, store, options, wait=False)
 
         async def check(row: ServerRow) -> None:
             starting = await mcp.wake([row.id], LOOK_LIMIT_S) if row.id in plan.configs else ()
@@ -174,7 +207,7 @@ async def _watch_servers(plan: ServerPlan) -> int:
     async with opened_store() as store:
         mcp = await attach_servers(plan, store, options, wait=False)
         try:
-            with live_table() as show:
+            with live_table(_FIT) as show:
                 while True:
                     changed = anyio.Event()
                     states = _read_present_states(mcp, [row.id for row in plan.rows])

@@ -473,7 +473,7 @@ _KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
     (failures.ModelRateLimitError, "rate_limit", "wait, or use another model"),
     (failures.ModelContextWindowExceededError, "context_window", "ask for less, or start a new conversation"),
     (failures.ModelNotFoundError, "not_found", "check --model"),
-    (failures.ModelConnectionError, "connection", "check the address, and whether it runs"),
+    (failures.ModelConnectionError, "connection", "check the address. Is the server running?"),
     (failures.ModelRequestRejectedError, "rejected", ""),
 )
 

@@ -279,7 +279,7 @@ def build_connection_error(model: str, error: FetchError) -> failures.ModelConne
             return failures.ModelTimeoutError(model, "it does not answer in time")
         case "refused" | "tls" | "unreachable":
             reason = str(cause) or "no connection"
-            return failures.ModelConnectionError(model, f"can't connect: {reason}. Is the server running?")
+            return failures.ModelConnectionError(model, f"can't connect: {reason}")
         case _:
             reason = str(error) if cause is None else str(cause) or type(cause).__name__
             return failures.ModelConnectionError(model, f"the connection broke: {reason}")

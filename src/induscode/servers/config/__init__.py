@@ -84,13 +84,14 @@ def discover_mcp_config(path_or_cwd: str | os.PathLike[str], *, switched_on: Col
 def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
     """List the conventional files and their scopes, in order.
 
-    The user's file follows the XDG specification: https://specifications.freedesktop.org/basedir-spec/latest/.
+    The user's file follows the XDG specification: https://specifications.freedesktop.org/basedir-spec/latest/. Older
+    versions wrote it into `indusvx` there.
     """
     home = os.environ.get("HOME") or os.path.expanduser("~")
     legacy = os.path.join(home, ".indusvx", "agent")
     return (
         (os.path.join(cwd, ".indusvx", "mcp.json"), "project"),
-        (os.path.join(config_home(), "indusvx", "mcp.json"), "user"),
+        *((os.path.join(config_home(), name, "mcp.json"), "user") for name in ("indus", "indusvx")),
         (os.path.join(legacy, "mcp.json"), "user"),
         (os.path.join(legacy, "mcp-servers.json"), "user"),
     )
@@ -123,6 +124,11 @@ def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Colle
                     f"{winner.origin.file} has a server of this name",
                 )
                 notes.append(Note(owner, f"left out: {reason}", "give one another name"))
+    new, old = (path for path, _ in list_config_paths("")[1:3])
+    if {new, old} <= {*files}:
+        notes.append(
+            Note(f"file {old}", "your servers are in two files, and this is the old one", f"move them to {new}")
+        )
     return DiscoveredConfig(tuple(kept.values()), tuple(notes), tuple(files))
 
 

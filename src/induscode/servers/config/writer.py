@@ -21,7 +21,7 @@ from induscode.servers.config import list_config_paths
 from induscode.servers.config.dialects import detect_dialect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.servers.config.rows import Scope
@@ -32,8 +32,14 @@ _INDENT = re.compile(r"\n([ \t]+)\S")
 
 
 def own_config_path(scope: Scope, cwd: str) -> str:
-    """Return the path of our user or project file."""
-    return next(path for path, owner in list_config_paths(cwd) if owner == scope)
+    """Return the path of our user or project file: the first that exists, or of a new one."""
+    paths = list_own_paths(scope, cwd)
+    return next(filter(os.path.lexists, paths), paths[0])
+
+
+def list_own_paths(scope: Scope, cwd: str) -> Sequence[str]:
+    """List where our user or project file may be: the user's is in one of two folders."""
+    return [path for path, owner in list_config_paths(cwd)[:3] if owner == scope]
 
 
 class OwnConfig:

@@ -295,6 +295,17 @@ def test_r35_repeated_keys_are_reported(tmp_path: Path) -> None:
     assert "'x' occurs twice" in said(file)
 
 
+def test_the_file_of_an_older_version_is_read_after_the_new_one_with_a_note(tmp_path: Path, home: Path) -> None:
+    old = put(home / ".config/indusvx/mcp.json", {"servers": {"a": {"command": "old"}, "b": {"command": "b"}}})
+    assert discover_mcp_config(tmp_path).notes == ()
+    new = put(home / ".config/indus/mcp.json", {"servers": {"a": {"command": "new"}}})
+    found = discover_mcp_config(tmp_path)
+    assert [(row.id, row.origin.file) for row in found.rows] == [("a", str(new)), ("b", str(old))]
+    assert f"file {old}: your servers are in two files, and this is the old one (move them to {new})" in map(
+        str, found.notes
+    )
+
+
 def test_r35_only_regular_files_are_opened(tmp_path: Path, home: Path) -> None:
     place = tmp_path / ".indusvx"
     place.mkdir()
@@ -691,6 +702,7 @@ def test_files_are_looked_for_at_home_also_without_the_variable(monkeypatch: pyt
     monkeypatch.setattr("os.path.expanduser", expand)
     assert list_config_paths("/work") == (
         ("/work/.indusvx/mcp.json", "project"),
+        ("/people/ada/.config/indus/mcp.json", "user"),
         ("/people/ada/.config/indusvx/mcp.json", "user"),
         ("/people/ada/.indusvx/agent/mcp.json", "user"),
         ("/people/ada/.indusvx/agent/mcp-servers.json", "user"),

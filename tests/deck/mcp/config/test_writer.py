@@ -41,7 +41,11 @@ def read(path: str) -> Any:
 
 def test_own_config_paths_of_user_and_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "c"))
-    assert own_config_path("user", "/w") == str(tmp_path / "c" / "indusvx" / "mcp.json")
+    assert own_config_path("user", "/w") == str(tmp_path / "c" / "indus" / "mcp.json")
+    old = tmp_path / "c" / "indusvx" / "mcp.json"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    assert own_config_path("user", "/w") == str(old), "an older version wrote it"
     assert own_config_path("project", "/w") == "/w/.indusvx/mcp.json"
 
 

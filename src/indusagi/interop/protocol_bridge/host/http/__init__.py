@@ -73,7 +73,8 @@ async def open_http(
             opening = serve_app(new_session, find_schema, find_target, read, chosen, tokens)
             port, connections = await stack.enter_async_context(opening)
         except (OSError, ValueError) as exc:
-            message = f"the host cannot listen on {chosen.host}:{chosen.port}: {describe_error(exc)}"
+            reason = (isinstance(exc, OSError) and exc.strerror) or describe_error(exc)
+            message = f"can't listen on {chosen.host}:{chosen.port}: {reason}"
             raise ProtocolFault("transport", message, exc) from exc
         host = HttpHost(build_url(chosen, port), port, connections=connections)
         if stored is not None:
