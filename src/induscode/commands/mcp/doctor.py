@@ -1,4 +1,4 @@
-"""`indus mcp doctor` and `logs`: diagnose servers and the installation, and show past faults of servers."""
+"""`indus mcp doctor`: diagnoses servers and the installation."""
 
 from __future__ import annotations
 
@@ -44,15 +44,13 @@ from induscode.boot.runners import START_ONCE, attach_servers, explain_slow_star
 from induscode.calls.database import format_duration
 from induscode.cli.listing import Cell, print_table
 from induscode.cli.output import as_json, print_notes, write_json
-from induscode.cli.signals import run_async, run_for_result, run_until_signal
+from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line, print_status, show_live_line
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
 from induscode.deck.mcp.review import Finding
 from induscode.deck.mcp.reviewer import Reviewer, open_reviewer
-from induscode.deck.mcp.store import LedgerStore
-from induscode.deck.mcp.store.events import Row
 from induscode.deck.mcp.store.pins import StorePins, find_started_before, read_pins
 from induscode.launch.invocation import Invocation
 from induscode.launch.options import define_command, read_invocation
@@ -73,8 +71,6 @@ from induscode.servers.remedies import advise, format_server_command
 
 _UNWELL = 1
 _MAX_STDERR_LINES = 10
-_LOGGED_EVENTS = frozenset({"connect", "ready", "fault", "drift", "approve"})
-"""The ledger events that `logs` shows."""
 
 
 @dataclass(slots=True)
@@ -476,57 +472,6 @@ async def _list_names(config: StdioServerConfig) -> JsonObject:
         return {"tools": None, "fault": str(fault)}
     finally:
         await endpoint.close()
-
-
-# -- logs -------------------------------------------------------------------------------------
-
-
-@define_command("logs", "--mcp", "--cwd")
-@click.argument("name", shell_complete=complete_server)
-@as_json
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="The last N entries."
-)
-@run_async
-async def logs(context: click.Context, name: str, *, as_json: bool, limit: int) -> int:
-    """Show the faults of the server NAME, with its last lines on standard error.
-
-    They come from the ledger, which redacts known secrets.
-    """
-    async with opened_store() as store:
-        rows = await _read_entries(store, name, limit)
-    if not rows:
-        find_row(load_plan(read_invocation(context)), name)
-    entries: list[JsonObject] = [
-        {
-            "at": row.at,
-            "run": row.run,
-            "event": row.op,
-            "subject": row.facts.get("subject", ""),
-            "detail": row.facts.get("detail", ""),
-        }
-        for row in rows
-    ]
-    if as_json:
-        write_json({"server": name, "entries": entries})
-        return 0
-    for entry in entries:
-        for line in str(entry["detail"]).split("\n"):
-            print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
-    if not entries:
-        print_line(f"Nothing has happened at server {name!r} yet.")
-    return 0
-
-
-async def _read_entries(store: LedgerStore, name: str, limit: int) -> Sequence[Row]:
-    """Read the last `limit` events of a server, oldest first."""
-    events: list[Row] = []
-    for run in reversed(await store.runs()):
-        rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
-        events[:0] = [row for row in rows if row.op in _LOGGED_EVENTS]
-        if len(events) >= limit:
-            break
-    return events[-limit:]
 
 
 # -- the check after `add` --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`indus mcp list` and `get`: show the configured servers and their states."""
+"""`indus mcp list`, `get` and `logs`: show the configured servers, their states and their past faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from induscode.deck.mcp.review import count_findings
 from induscode.deck.mcp.reviewer import open_reviewer
 from induscode.deck.mcp.store.events import filter_texts
 from induscode.deck.mcp.store.pins import read_disabled_tools
-from induscode.launch.options import flags, read_invocation
+from induscode.launch.options import define_command, flags, read_invocation
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
 from induscode.servers.labels import format_labels
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.review import Finding
+    from induscode.deck.mcp.store import LedgerStore
+    from induscode.deck.mcp.store.events import Row
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow
     from induscode.servers.plan import ServerPlan
@@ -60,6 +62,8 @@ _WATCH_HEADS = ("NAME", "TRANSPORT", "STATE", "TOOLS", "TOKENS", "ANSWER", "REST
 _FIT = Fit({"MESSAGE": 24}, drop=("SCOPE", "RESTARTS", "TRANSPORT", "TOKENS", "ANSWER"), wraps=True)
 _DEBOUNCE_S = 0.05
 """`--watch` redraws once for all changes within this time."""
+_LOGGED_EVENTS = frozenset({"connect", "ready", "fault", "drift", "approve"})
+"""The ledger events that `logs` shows."""
 _NO_SERVERS = "No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"
 _IN_ORDER_S = 1.0
 """How long a slow server may hold up the rows that follow it in the files."""
@@ -419,3 +423,54 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
 def _format_value(value: JsonValue) -> str:
     """Format a value in one line, so that its text can't forge another line."""
     return value if isinstance(value, str) and value.isprintable() else compact_json(value)
+
+
+# -- logs -------------------------------------------------------------------------------------
+
+
+@define_command("logs", "--mcp", "--cwd")
+@click.argument("name", shell_complete=complete_server)
+@as_json
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="The last N entries."
+)
+@run_async
+async def logs(context: click.Context, name: str, *, as_json: bool, limit: int) -> int:
+    """Show the faults of the server NAME, with its last lines on standard error.
+
+    They come from the ledger, which redacts known secrets.
+    """
+    async with opened_store() as store:
+        rows = await _read_entries(store, name, limit)
+    if not rows:
+        find_row(load_plan(read_invocation(context)), name)
+    entries: list[JsonObject] = [
+        {
+            "at": row.at,
+            "run": row.run,
+            "event": row.op,
+            "subject": row.facts.get("subject", ""),
+            "detail": row.facts.get("detail", ""),
+        }
+        for row in rows
+    ]
+    if as_json:
+        write_json({"server": name, "entries": entries})
+        return 0
+    for entry in entries:
+        for line in str(entry["detail"]).split("\n"):
+            print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
+    if not entries:
+        print_line(f"Nothing has happened at server {name!r} yet.")
+    return 0
+
+
+async def _read_entries(store: LedgerStore, name: str, limit: int) -> Sequence[Row]:
+    """Read the last `limit` events of a server, oldest first."""
+    events: list[Row] = []
+    for run in reversed(await store.runs()):
+        rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
+        events[:0] = [row for row in rows if row.op in _LOGGED_EVENTS]
+        if len(events) >= limit:
+            break
+    return events[-limit:]
