@@ -37,7 +37,7 @@ _SIGN_IN = "induscode.commands.mcp.sign_in"
         "diff": LazyCommand("show tools that differ from what was approved", f"{_TRUST}:diff"),
         "approve": LazyCommand("approve tools as they are now", f"{_TRUST}:approve"),
         "doctor": LazyCommand("examine servers, and say what to do", f"{_DOCTOR}:doctor"),
-        "logs": LazyCommand("show what went wrong with a server", "induscode.commands.mcp.list_servers:logs"),
+        "logs": LazyCommand("show what went wrong with a server", f"{_LIST}:logs"),
     },
     default="list",
 )
