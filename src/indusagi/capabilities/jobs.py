@@ -399,11 +399,7 @@ _MAX_FINISHED_JOBS = 64
 
 
 class JobLimitError(OSError):
-    """Too many concurrent jobs."""
-
-
-class JobSessionError(JobLimitError):
-    """The job would end with the command that starts it."""
+    """Too many concurrent jobs, or one that would end with the command that starts it."""
 
 
 @record
@@ -488,7 +484,7 @@ class JobTable:
 
     async def _require_slot(self) -> None:
         if not self._keeps:
-            raise JobSessionError(
+            raise JobLimitError(
                 "a job ends with this command, before its output can be read: "
                 "start it in a session, or in a shell (nohup COMMAND &)"
             )
