@@ -277,7 +277,7 @@ def _use_keyboard(page: PageRun) -> list[str]:
     browser.evaluate("document.getElementById('q').focus()")
     browser.type_text("count files")
     browser.press_key("Enter")
-    browser.wait_for_text("the best first")
+    browser.wait_for_text("best first")
     say("  keyboard: to the content, along the page, a search")
     return problems
 

@@ -21,8 +21,9 @@ from tests.support.servers import SERVERS
 from tests.support.waiting import LIMIT_S
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.time import iso_utc, now_ms
+from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase
+from induscode.cli.terminal import format_time
 from induscode.conversations.transcript import Transcript
 from induscode.deck.stores import FileCheckpoints
 
@@ -173,7 +174,7 @@ def test_every_view_shows_hostile_markup_as_text(tmp_path: Path) -> None:
         assert browser.client.get("/ui/calls/export?kind=html").status_code == 400
         texts.append(browser.get(f"/prompt?server=markup&name={quote(EVIL)}"))
         texts += [browser.get(f"{view}?q=alert") for view in ("/tools", "/resources", "/prompts")]
-        assert all("note:///" in text or "the best first" in text for text in texts[-3:-1])
+        assert all("note:///" in text or "best first" in text for text in texts[-3:-1])
         texts.append(browser.post("/resources", server="markup", uri=f"note:///{EVIL}"))
         texts.append(browser.post("/prompt", server="markup", name=EVIL))
         asked = browser.post("/tool", name="markup__show", **{"arg.text": EVIL})
@@ -261,12 +262,12 @@ def test_a_changed_definition_is_approved_as_it_was_shown(tmp_path: Path) -> Non
         assert "approved as it is now" in browser.post("/changes", action="approve", digest=pin[1], **item)
         assert "Try it" in browser.get("/tool?name=markup__show")
         assert "refused by a person" in browser.get("/timeline")
-        run = re.search(r"/ui/timeline\?run=(\w+)|option value=\"(\w+)\"", browser.client.get("/ui/timeline").text)
+        run = re.search(r"/ui/timeline\?run=(\w+)", browser.client.get("/ui/timeline").text)
         assert run is not None
         # A time without a date is one of the run, up to the end of its minute.
-        seen = browser.get(f"/deck?run={run[1] or run[2]}&at={iso_utc(now_ms())[11:16]}")
+        seen = browser.get(f"/deck?run={run[1]}&at={format_time(now_ms())[11:16]}")
         assert "markup__show" in seen
-        assert browser.client.get(f"/ui/deck?run={run[1] or run[2]}&at=noon").status_code == 400
+        assert browser.client.get(f"/ui/deck?run={run[1]}&at=noon").status_code == 400
 
 
 def test_a_change_that_another_process_has_refused_is_shown(tmp_path: Path) -> None:

@@ -20,12 +20,19 @@ from induscode.cli.terminal import format_time, parse_time, print_line, print_st
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Row, RunFacts, document_addresses
-from induscode.deck.mcp.store.history import DeckRecord, deck_at
+from induscode.deck.mcp.store.history import (
+    DeckRecord,
+    deck_at,
+    find_notable,
+    format_detail,
+    format_subject,
+    summarize_run,
+)
 
 _DAMAGED = 1
-_KEY_LENGTH = 15
 _RUN_LENGTH = 12
 """Letters of a run's name on a terminal: the time, and a bit more. `--run` takes them."""
+_STYLES = {"fault": "red", "drift": "yellow", "approve": "green", "approval": "green"}
 _EMPTY = "No events yet. They appear after the first session or indus serve."
 
 run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or the first letters of its name).")
@@ -104,7 +111,7 @@ async def timeline(
         return Cell(format_time(round(datetime.fromisoformat(row.at).timestamp() * 1000), now), "dim")
 
     def format_cells(row: Row) -> Sequence[object]:
-        return format_at(row), row.run[:_RUN_LENGTH], row.op, _format_subject(row), _format_detail(row)
+        return format_at(row), row.run[:_RUN_LENGTH], row.op, format_subject(row), format_detail(row)
 
     if shows_all or as_json or run is not None:
         rows = await _read_latest(store, run, server, limit or 100)
@@ -115,44 +122,9 @@ async def timeline(
     for facts in (await store.runs())[-(limit or 20) :]:
         rows = [row for row in await store.rows(facts.run) if server is None or row.facts.get("server") == server]
         name = Cell(facts.run[:_RUN_LENGTH], "bold")
-        lines += [(format_at(rows[0]), name, _summarize(rows))] if rows else []
-        seen: dict[tuple[str, str], Row] = {}
-        for row in rows:
-            if row.op in _NOTABLE:
-                seen.setdefault((row.op, _name_event(row)), row)
-        lines += [(format_at(row), "", Cell(text, _NOTABLE[op])) for (op, text), row in seen.items()]
+        lines += [(format_at(rows[0]), name, summarize_run(rows))] if rows else []
+        lines += [(format_at(row), "", Cell(text, _STYLES.get(row.op, ""))) for row, text in find_notable(rows)]
     return Listing("runs", lines, ("WHEN", "RUN", "WHAT"), lambda line: line, empty=_EMPTY).show(as_json=False)
-
-
-_NOTABLE = {"fault": "red", "drift": "yellow", "approve": "green", "approval": "green", "token": "", "client": ""}
-"""The events that a run's summary is followed by, with their styles."""
-
-
-def _summarize(rows: Sequence[Row]) -> str:
-    """Summarize the events of a run: `38 tools of 4 servers enrolled, 2 turns`."""
-    enrolled = [str(row.facts.get("server")) for row in rows if row.op == "enroll"]
-    servers = {str(row.facts.get("server")) for row in rows if row.op == "ready"} or {*enrolled}
-    turns, searches = (sum(row.op == op for row in rows) for op in ("turn", "search"))
-    parts = [
-        f"{format_count(len(enrolled), 'tool')} of {format_count(len({*enrolled}), 'server')} enrolled"
-        if enrolled
-        else f"{format_count(len(servers), 'server')} ready" if servers else "",
-        format_count(turns, "turn") if turns else "",
-        format_count(searches, "search", "searches") if searches else "",
-    ]  # fmt: skip
-    return ", ".join(filter(None, parts)) or "no tools"
-
-
-def _name_event(row: Row) -> str:
-    verb = {"fault": "failed", "drift": "changed", "approve": "approved"}.get(row.op, row.op)
-    subject = _format_subject(row)
-    detail = "" if row.op == "approve" else _format_detail(row).removeprefix(f"{row.facts.get('subject', '')} ")
-    name = (
-        f"{subject} → {row.facts['subject']}"
-        if row.op in {"drift", "approve"} and row.facts.get("subject")
-        else subject
-    )
-    return f"{name} {verb}" + (f": {detail}" if detail else "")
 
 
 async def _read_latest(store: LedgerStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
@@ -178,42 +150,6 @@ def _build_json(row: Row) -> JsonObject:
     }
 
 
-def _format_subject(row: Row) -> str:
-    facts = row.facts
-    if row.op == "turn":
-        return f"turn {facts.get('turn')}"
-    if row.op == "retire":
-        return str(facts.get("key", ""))[:_KEY_LENGTH]
-    if row.op == "search":
-        queries = facts.get("queries")
-        return "; ".join(map(str, queries)) if isinstance(queries, list) else ""
-    named = facts.get("principal" if row.op == "client" else "name")
-    if isinstance(named, str):
-        return named
-    tool = f"/{facts['tool']}" if "tool" in facts else ""
-    return f"{facts.get('server', '')}{tool}"
-
-
-def _format_detail(row: Row) -> str:
-    facts = row.facts
-    if row.op == "turn":
-        return f"deck {str(facts.get('deck'))[:12]}"
-    if row.op in {"run", "list"}:
-        noun = "server" if row.op == "run" else "tool"
-        named = facts.get(f"{noun}s")
-        return format_count(len(named), noun) if isinstance(named, list) else ""
-    if row.op == "search":
-        found = facts.get("found")
-        return ", ".join(map(str, found)) if isinstance(found, list) else ""
-    if row.op == "client":
-        scopes = facts.get("scopes")
-        granted = " ".join(map(str, scopes)) if isinstance(scopes, list) else ""
-        return f"{facts.get('client', '')}: {granted}"
-    if row.op in {"enroll", "pin"}:
-        return str(facts.get("key", facts.get("pin", "")))[:_KEY_LENGTH]
-    return f"{facts.get('subject', '')} {facts.get('detail', '')}".strip().partition("\n")[0]
-
-
 @click.command("show")
 @click.argument("key")
 @as_json
@@ -236,7 +172,7 @@ async def show(store: LedgerStore, /, key: str, *, as_json: bool) -> int:
         write_json({"rows": [_build_json(row) for row in matches], "documents": documents})
         return 0
     for row in matches:
-        print_line(f"{row.position}  {row.at}  {row.run}  {row.op}  {_format_subject(row)}  {_format_detail(row)}")
+        print_line(f"{row.position}  {row.at}  {row.run}  {row.op}  {format_subject(row)}  {format_detail(row)}")
     for address, text in documents.items():
         print_line("")
         print_line(f"{address}:")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
@@ -11,6 +11,7 @@ import anyio.to_thread
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, RemoteToolRef, freeze_definition
 from induscode.deck.contract import DeckFault
 from induscode.deck.mcp.capability import BridgeCapability, BridgeKey
@@ -166,3 +167,85 @@ def _parse_definition(text: str) -> JsonObject:
     if not is_json_object(definition):
         raise ValueError("its definition is not an object")
     return definition
+
+
+# -- summaries --------------------------------------------------------------------------------
+
+
+_KEY_LENGTH = 15
+NOTABLE = frozenset({"fault", "drift", "approve", "approval", "token", "client"})
+"""The events that a summary of a run doesn't count."""
+
+
+def summarize_run(rows: Sequence[Row]) -> str:
+    """Summarize the events of a run: `38 tools of 4 servers enrolled, 2 turns`."""
+    enrolled = [str(row.facts.get("server")) for row in rows if row.op == "enroll"]
+    servers = {str(row.facts.get("server")) for row in rows if row.op == "ready"} or {*enrolled}
+    turns, searches = (sum(row.op == op for row in rows) for op in ("turn", "search"))
+    parts = [
+        f"{format_count(len(enrolled), 'tool')} of {format_count(len({*enrolled}), 'server')} enrolled"
+        if enrolled
+        else f"{format_count(len(servers), 'server')} ready" if servers else "",
+        format_count(turns, "turn") if turns else "",
+        format_count(searches, "search", "searches") if searches else "",
+    ]  # fmt: skip
+    return ", ".join(filter(None, parts)) or "no tools"
+
+
+def find_notable(rows: Iterable[Row]) -> Sequence[tuple[Row, str]]:
+    """Find the events that a summary doesn't count, with what happened; repetitions once."""
+    seen: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row.op in NOTABLE:
+            seen.setdefault((row.op, _name_event(row)), row)
+    return [(row, text) for (_, text), row in seen.items()]
+
+
+def _name_event(row: Row) -> str:
+    verb = {"fault": "failed", "drift": "changed", "approve": "approved"}.get(row.op, row.op)
+    subject = format_subject(row)
+    detail = "" if row.op == "approve" else format_detail(row).removeprefix(f"{row.facts.get('subject', '')} ")
+    name = (
+        f"{subject} → {row.facts['subject']}"
+        if row.op in {"drift", "approve"} and row.facts.get("subject")
+        else subject
+    )
+    return f"{name} {verb}" + (f": {detail}" if detail else "")
+
+
+def format_subject(row: Row) -> str:
+    """Name what an event is about."""
+    facts = row.facts
+    if row.op == "turn":
+        return f"turn {facts.get('turn')}"
+    if row.op == "retire":
+        return str(facts.get("key", ""))[:_KEY_LENGTH]
+    if row.op == "search":
+        queries = facts.get("queries")
+        return "; ".join(map(str, queries)) if isinstance(queries, list) else ""
+    named = facts.get("principal" if row.op == "client" else "name")
+    if isinstance(named, str):
+        return named
+    tool = f"/{facts['tool']}" if "tool" in facts else ""
+    return f"{facts.get('server', '')}{tool}"
+
+
+def format_detail(row: Row) -> str:
+    """Describe an event, on one line."""
+    facts = row.facts
+    if row.op == "turn":
+        return f"deck {str(facts.get('deck'))[:12]}"
+    if row.op in {"run", "list"}:
+        noun = "server" if row.op == "run" else "tool"
+        named = facts.get(f"{noun}s")
+        return format_count(len(named), noun) if isinstance(named, list) else ""
+    if row.op == "search":
+        found = facts.get("found")
+        return ", ".join(map(str, found)) if isinstance(found, list) else ""
+    if row.op == "client":
+        scopes = facts.get("scopes")
+        granted = " ".join(map(str, scopes)) if isinstance(scopes, list) else ""
+        return f"{facts.get('client', '')}: {granted}"
+    if row.op in {"enroll", "pin"}:
+        return str(facts.get("key", facts.get("pin", "")))[:_KEY_LENGTH]
+    return f"{facts.get('subject', '')} {facts.get('detail', '')}".strip().partition("\n")[0]

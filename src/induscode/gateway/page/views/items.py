@@ -24,6 +24,7 @@ from induscode.gateway.page.html import (
     build_search,
     link,
     live,
+    render,
     shorten,
     show_digest,
     show_facts,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 200
 """Rows per list; the search finds the rest."""
+_MAX_OF_SERVER = 25
+"""Tools of a server among those of all."""
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _ANSWER = "answer"
 """Anchor of a form's answer, which the browser scrolls to."""
@@ -55,37 +58,56 @@ def _answer_at(path: str, /, **query: str) -> str:
 
 
 async def show_tools(page: PageRequest) -> PageView:
-    """List the tools of all servers or one; with a query, the matches, best first."""
+    """List the tools by server, or those of one; with a query, the matches, best first."""
     query, server = page.get("q").strip(), page.get("server")
     if query:
         cards = await to_thread.run_sync(page.source.find_tools, query, server)
     else:
         cards = [card for card in page.source.deck().shown() if not server or _find_source(card) == server]
-    rows = [
-        (
-            link(card.name, "/tool", name=card.name),
-            "native" if find_tool_ref(card) is None else link(_find_source(card), "/server", name=_find_source(card)),
-            f"{estimate_definition(describe(card)):,}",
-            shorten(card.description),
-        )
-        for card in (cards if page.get("all") == "1" else cards[:_MAX_ROWS])
-    ]
-    heads = ("Tool", "Source", "Tokens", "Description")
-    counted = format_count(len(cards), "tool") + (f" for {query!r}, the best first" if query else "")
-    counted += f" of {server}" if server else ""
-    cut = len(rows) < len(cards)
+    groups: dict[str, list[Capability]] = {}
+    for card in cards:
+        groups.setdefault("" if query else _find_source(card), []).append(card)
+    limit = len(cards) if page.get("all") == "1" else _MAX_ROWS if query or server else _MAX_OF_SERVER
+    counted = f"{_count(cards)}{f' of {server}' if server else ''}" + (f" for {query!r}, best first" if query else "")
     content = tag(
         "div",
         build_search("/tools", "What should the tool do?", query, server=server),
         live(
             "items", "tools",
-            tag("p", counted, f": the first {_MAX_ROWS}. " if cut else ". ",
-                link("Show all", "/tools", q=query, server=server, all=1) if cut else None,
-                link("Tools of all servers", "/tools", q=query) if server else None),
-            table(heads, rows, caption="Tools", numbers=(2,)) if rows
-            else show_nothing("No tool fits: try other words.")),
+            tag("p", counted, ". ", link("Tools of all servers", "/tools", q=query) if server else None),
+            [_show_group(source, group, limit, query, server) for source, group in groups.items()]
+            or show_nothing("No tool fits: try other words.")),
     )  # fmt: skip
     return PageView("Tools", content, "tools")
+
+
+def _count(cards: Sequence[Capability]) -> str:
+    tokens = sum(estimate_definition(describe(card)) for card in cards)
+    return f"{format_count(len(cards), 'tool')}, about {tokens:,} tokens"
+
+
+def _show_group(source: str, cards: Sequence[Capability], limit: int, query: str, server: str) -> Html:
+    """Show the tools of a source with their total, or the results of a search (without `source`)."""
+    rows = [
+        (
+            link(card.name, "/tool", name=card.name),
+            *(() if source else (_link_source(_find_source(card)),)),
+            f"{estimate_definition(describe(card)):,}",
+            shorten(card.description),
+        )
+        for card in cards[:limit]
+    ]
+    heads = ("Tool", "Tokens", "Description") if source else ("Tool", "Source", "Tokens", "Description")
+    more = None
+    if len(rows) < len(cards):
+        whole = {"q": query, "server": server, "all": 1} if query or server else {"server": source}
+        more = tag("p", f"The first {len(rows)}. ", link(f"All {len(cards):,} tools", "/tools", **whole))
+    title = tag("h2", _link_source(source), tag("small", f" {_count(cards)}", cls="faint")) if source else None
+    return render(title, table(heads, rows, caption=f"Tools {source}".strip(), numbers=(1 if source else 2,)), more)
+
+
+def _link_source(source: str) -> Html | str:
+    return source if source == "native" else link(source, "/server", name=source)
 
 
 def _find_source(card: Capability) -> str:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import UTC, datetime, time, timedelta
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.text import format_count
-from indusagi.core.time import iso_utc
-from induscode.deck.mcp.store.history import deck_at
+from indusagi.core.time import iso_utc, parse_iso
+from induscode.deck.mcp.store.history import (
+    NOTABLE,
+    deck_at,
+    find_notable,
+    format_detail,
+    format_subject,
+    summarize_run,
+)
 from induscode.gateway.page.html import (
     Html,
     PageError,
@@ -19,8 +27,10 @@ from induscode.gateway.page.html import (
     build_filter,
     link,
     live,
+    shorten,
     show_digest,
     show_json,
+    show_moment,
     show_nothing,
     show_prose,
     show_state,
@@ -33,14 +43,23 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import Row, RunFacts
     from induscode.gateway.page.access import PageRequest
 
-_RUNS = 50
+_RUNS = 20
+"""Runs shown at first."""
+_RUN_LENGTH = 12
 _MINUTE = re.compile(r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d")
 _EVENTS, _ALL_EVENTS = 100, 5_000
-"""Events shown at first, and on request."""
+"""Events of a run shown at first, and on request."""
+_KINDS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "": ("all", ()),
+    "faults": ("faults", ("fault",)),
+    "changes": ("changes", ("drift",)),
+    "approvals": ("approvals", ("approve", "approval")),
+}
+"""Kinds of events to filter by: name, and events."""
 
 
 async def show_timeline(page: PageRequest) -> PageView:
-    """Show the runs and the events of one of them."""
+    """Show the last runs with what happened, or the events of one by server."""
     store = page.source.session.store
     await store.flush()
     runs = await store.runs()
@@ -48,67 +67,96 @@ async def show_timeline(page: PageRequest) -> PageView:
         return PageView(
             "Timeline", show_nothing("No events yet. They appear after the first session or indus serve."), "timeline"
         )
-    wanted = page.get("run") or runs[-1].run
-    rows = await store.rows(wanted)
-    server = page.get("server")
-    matching = [row for row in rows if not server or row.facts.get("server") == server]
+    wanted = page.get("run")
+    shown = live("items", "events", await (_show_run(page, wanted) if wanted else _show_runs(page, runs)))
+    return PageView("Timeline", tag("div", _build_forms(page, wanted), shown), "timeline")
+
+
+async def _read_rows(page: PageRequest, run: str) -> Sequence[Row]:
+    """Read the events of a run that pass the filter."""
+    server, (_, ops) = page.get("server"), _KINDS.get(page.get("kind"), _KINDS[""])
+    return [
+        row
+        for row in await page.source.session.store.rows(run)
+        if (not server or row.facts.get("server") == server) and (not ops or row.op in ops)
+    ]
+
+
+async def _show_runs(page: PageRequest, runs: Sequence[RunFacts]) -> Html:
+    """Show a summary of each run, the newest first, with the events that matter."""
+    own, limit = page.source.session.mcp.journal.run, len(runs) if page.get("all") == "1" else _RUNS
+    shown: list[Html] = []
+    for run in reversed(runs[-limit:]):
+        rows = await _read_rows(page, run.run)
+        if rows:
+            events = [
+                tag("li", _show_at(row), " ", tag("span", text, cls=f"state-{row.op}"))
+                for row, text in find_notable(rows)
+            ]
+            link_to = link(run.run[:_RUN_LENGTH], "/timeline", run=run.run, server=page.get("server"))
+            here = " (this page)" if run.run == own else ""
+            heading = tag("h2", show_moment(parse_iso(run.began)), " run ", link_to, here)
+            listed = tag("ul", events, cls="events") if events else None
+            shown.append(tag("article", heading, tag("p", summarize_run(rows)), listed))
+    more = None
+    if len(runs) > limit:
+        chosen = {key: page.get(key) for key in ("server", "kind")}
+        more = tag("p", f"The last {limit} of {len(runs):,} runs. ", link("Show all", "/timeline", all=1, **chosen))
+    return tag("div", shown or show_nothing("No such event."), more)
+
+
+async def _show_run(page: PageRequest, run: str) -> Html:
+    """Show the events of a run, grouped by server; groups with something to look at are open."""
+    matching = await _read_rows(page, run)
     limit = _ALL_EVENTS if page.get("all") == "1" else _EVENTS
     shown = matching[-limit:]
-    cells = [
-        (
-            *(show_state(row.op), row.at[11:19], _format_subject(row), _show_detail(row)),
-            link("what it saw", "/deck", run=row.run, turn=str(row.facts.get("turn"))) if row.op == "turn" else "",
+    groups: dict[str, list[Row]] = {}
+    for row in reversed(shown):
+        groups.setdefault(str(row.facts.get("server", "")), []).append(row)
+    sections = [
+        tag(
+            "details",
+            tag("summary", tag("strong", server or "The run"), f": {_count_events(rows)}"),
+            table(("Event", "When", "Subject", "Detail", "Deck"), [*map(_build_row, rows)], caption=f"Events {server}"),
+            open=len(groups) == 1 or any(row.op in NOTABLE or row.op == "turn" for row in rows),
         )
-        for row in reversed(shown)
+        for server, rows in groups.items()
     ]
     more = None
     if len(shown) < len(matching) and limit == _EVENTS:
-        more = link(f"Show up to {_ALL_EVENTS:,}", "/timeline", run=wanted, server=server, all=1)
-    counted = f"{format_count(len(matching), 'event')} of the run {wanted}"
-    content = tag(
-        "div",
-        _build_forms(page, runs, wanted),
-        live(
-            "items",
-            "events",
-            tag("p", counted, f", the last {limit}. " if len(shown) < len(matching) else ".", more),
-            table(("Event", "At (UTC)", "Subject", "Detail", "Deck"), cells, caption="Events") if cells
-            else show_nothing("No such event."),
-        ),
-    )  # fmt: skip
-    return PageView("Timeline", content, "timeline")
+        chosen = {key: page.get(key) for key in ("server", "kind")}
+        more = link(f"Show up to {_ALL_EVENTS:,}", "/timeline", run=run, all=1, **chosen)
+    counted = f"{format_count(len(matching), 'event')} of the run {run}"
+    cut = f", the last {limit}. " if len(shown) < len(matching) else ". "
+    back = link("All runs", "/timeline")
+    return tag("div", tag("p", counted, cut, more, " ", back), sections or show_nothing("No such event."))
 
 
-def _build_forms(page: PageRequest, runs: Sequence[RunFacts], wanted: str) -> Html:
-    own = page.source.session.mcp.journal.run
-    last = runs[-_RUNS:]
-    if wanted not in {run.run for run in last}:
-        last = [*(run for run in runs if run.run == wanted), *last]
-    choices = {
-        run.run: f"{run.began[:19].replace('T', ' ')}, {format_count(run.rows, 'event')}"
-        + (" (this page)" if run.run == own else "")
-        for run in reversed(last)
-    }
-    servers = build_field("server", "Server", page.get("server"))
-    choose = build_filter("/timeline", "Show", [build_choice("run", "Run (UTC)", choices, wanted), servers])
-    fields = [build_field("turn", "Turn", "", "12", "number"), build_field("at", "or time (UTC)", "", "14:02")]
-    travel = build_filter("/deck", "What did the model see?", fields, run=wanted)
-    return tag("div", choose, travel)
+def _count_events(rows: Sequence[Row]) -> str:
+    counts = Counter(row.op for row in rows)
+    return ", ".join(f"{count} × {op}" if count > 1 else op for op, count in counts.items())  # noqa: RUF001 — times
 
 
-def _format_subject(row: Row) -> str:
-    facts = row.facts
-    if row.op == "turn":
-        return f"turn {facts.get('turn')}"
-    named = facts.get("name") or facts.get("principal")
-    tool = f"/{facts['tool']}" if "tool" in facts else ""
-    return str(named or f"{facts.get('server', '')}{tool}" or facts.get("key", ""))
+def _build_row(row: Row) -> Sequence[Html | str]:
+    seen = link("what it saw", "/deck", run=row.run, turn=str(row.facts.get("turn"))) if row.op == "turn" else ""
+    return show_state(row.op), _show_at(row), format_subject(row), shorten(format_detail(row)), seen
 
 
-def _show_detail(row: Row) -> Sequence[Html | str]:
-    facts = row.facts
-    texts = " ".join(str(facts[key]) for key in ("subject", "detail") if facts.get(key))[:300]
-    return [texts, *(show_digest(str(facts[key])) for key in ("pin", "deck") if facts.get(key))]
+def _show_at(row: Row) -> Html:
+    return show_moment(parse_iso(row.at))
+
+
+def _build_forms(page: PageRequest, run: str) -> Html:
+    kinds = {key: name for key, (name, _) in _KINDS.items()}
+    fields = [
+        build_choice("kind", "Events", kinds, page.get("kind")),
+        build_field("server", "Server", page.get("server")),
+    ]
+    choose = build_filter("/timeline", "Show", fields, run=run)
+    if not run:
+        return choose
+    fields = [build_field("turn", "Turn", "", "12", "number"), build_field("at", "or time", "", "14:02")]
+    return tag("div", choose, build_filter("/deck", "What did the model see?", fields, run=run))
 
 
 async def show_deck(page: PageRequest) -> PageView:
@@ -140,7 +188,14 @@ async def show_deck(page: PageRequest) -> PageView:
     ]
     content = tag(
         "div",
-        tag("p", "Run ", link(run, "/timeline", run=run), f", turn {record.turn}, up to {record.at}."),
+        tag(
+            "p",
+            "Run ",
+            link(run, "/timeline", run=run),
+            f", turn {record.turn}, up to ",
+            show_moment(parse_iso(record.at)),
+            ".",
+        ),
         tag("h2", f"A model was shown {format_count(len(record.descriptors), 'tool')}")
         if record.turn
         else show_nothing("No model had been asked yet."),
@@ -153,19 +208,19 @@ async def show_deck(page: PageRequest) -> PageView:
 
 
 def _read_time(text: str, began: str) -> str:
-    """Parse an RFC 3339 §5.6 time, UTC by default; without a date it's the first such time after the run began.
+    """Parse an RFC 3339 §5.6 time, local by default; without a date it's the first such time after the run began.
 
     A time without seconds means the end of its minute. Raises `PageError` if it doesn't parse.
     """
     try:
         if len(text) <= len("14:02:33"):
-            since = datetime.fromisoformat(began)
-            wanted = datetime.combine(since.date(), time.fromisoformat(text), UTC)
+            since, given = datetime.fromisoformat(began).astimezone(), time.fromisoformat(text)
+            wanted = datetime.combine(since.date(), given, given.tzinfo or since.tzinfo)
             wanted += timedelta(days=wanted.strftime("%H:%M:%S") < since.strftime("%H:%M:00"))
         else:
             wanted = datetime.fromisoformat(text)
         if _MINUTE.fullmatch(text):
             wanted = wanted.replace(second=59, microsecond=999_000)
-        return iso_utc(round((wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)).timestamp() * 1_000))
+        return iso_utc(round(wanted.timestamp() * 1_000))
     except (ValueError, OverflowError):
         raise PageError(f"{text!r} is not a time: write 14:02 or 2026-11-15T14:02", 400) from None
