@@ -76,13 +76,18 @@ async def test_request_goes_to_the_replica_with_the_fewest_open_ones() -> None:
     assert [frame["id"] for frame in stage.received] == [2, 4]
 
 
-async def test_replica_that_moves_gets_no_more_requests() -> None:
+async def test_replica_that_moves_gets_no_more_requests_until_it_is_back() -> None:
     stage = Stage("a", "b")
     one, two = stage.replicas.values()
     stage.ask(1)
     one.say(id=1, error={"code": MOVED, "message": "it moves"})
     stage.ask(2, 3)
     assert (one.sent, two.sent) == ([1], [2, 3])
+    # The replica that is started under its name elsewhere is another one.
+    one.finish("has moved", CLOSED)
+    again = stage.add("a")
+    stage.ask(4)
+    assert (again.sent, two.sent) == ([4], [2, 3])
 
 
 async def test_cancellations_and_answers_find_their_replica_and_other_notifications_reach_all() -> None:

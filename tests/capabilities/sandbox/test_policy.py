@@ -55,6 +55,15 @@ def test_workspace_in_a_hidden_directory_is_readable(tmp_path: Path) -> None:
     assert str(keys) in resolve_layout(sandbox, str(tmp_path)).hidden
 
 
+def test_folders_above_a_hidden_path_are_held_up_to_the_workspace(tmp_path: Path) -> None:
+    """Otherwise a command renames one of them, and makes another in its place."""
+    key = tmp_path / "a" / "b" / "key"
+    key.parent.mkdir(parents=True)
+    key.touch()
+    layout = resolve_layout(Sandbox(hidden=("a/b/key",)), str(tmp_path))
+    assert layout.held == (str(tmp_path / "a"), str(tmp_path / "a" / "b"))
+
+
 @HOME_LESS
 def test_without_home_the_state_directory_is_not_hidden(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
