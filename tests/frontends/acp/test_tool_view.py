@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from induscode.cli.call_title import describe_call
+from induscode.deck.catalog import capability_ids
+from induscode.deck.contract import SECOND_NAMES
 from induscode.frontends.acp.updates import build_text, describe_arguments, find_path, list_locations, read_side
 
 if TYPE_CHECKING:
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
 )
 def test_a_title_names_what_a_call_is_about(name: str, arguments: JsonValue, title: str) -> None:
     assert str(describe_call(name, arguments)) == title
+
+
+def test_every_native_tool_has_a_title_of_its_own() -> None:
+    names = {*capability_ids(), *SECOND_NAMES, "run_code"}
+    assert [name for name in sorted(names) if describe_call(name, {}).verb == name] == []
+    assert not describe_call("run_code", {"code": "1", "more": "2"}).rest
 
 
 def test_titles_are_escaped_and_short() -> None:

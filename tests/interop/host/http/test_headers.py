@@ -155,6 +155,8 @@ def test_an_unsupported_version_is_answered_with_the_supported_ones() -> None:
     assert found is not None
     assert isinstance(sdk, inbound.InboundLadderRejection)
     assert found.data == sdk.data == {"supported": [VERSION], "requested": "2031-01-01"}
+    error = json.loads(found.to_response(1))["error"]
+    assert (error["code"], error["data"]) == (found.code, found.data)
 
 
 @pytest.mark.parametrize(
