@@ -6,7 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, time
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
@@ -247,7 +247,7 @@ def parse_time(text: str, now_ms: int) -> int:
     """
     try:
         today = datetime.fromtimestamp(now_ms / 1000).astimezone().date()
-        with suppress(ValueError):
+        if text[2:3] == ":":  # `2001-01-01` would be a time with an offset, too
             return round(datetime.combine(today, time.fromisoformat(text)).timestamp() * 1000)
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except (OverflowError, OSError) as exc:
