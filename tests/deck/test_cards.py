@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from indusagi.capabilities.local import make_local_context
 from indusagi.core import now_ms
 from indusagi.core.json import is_json_object
+from indusagi.core.protocols import offers
 from indusagi.runtime import JsonContentBlock, TextContentBlock
 from induscode.deck import DeckContext, DeckFramework
 from induscode.deck.cards import daemon_card, enter_plan_mode_card, exit_plan_mode_card, saas_card, task_card, todo_card
@@ -160,7 +161,7 @@ async def test_an_unknown_agent_is_answered_with_the_roster(tmp_path: Path) -> N
 async def test_the_lean_task_has_an_objective_and_one_of_the_agents(tmp_path: Path) -> None:
     delegate = Delegate(DelegateReport(ok=True, text="Done."))
     card = build(task_card(), tmp_path, delegate=delegate)
-    assert isinstance(card, LeanCard)
+    assert offers(card, LeanCard)
     lean = card.lean
     properties = lean.parameters["properties"]
     assert is_json_object(properties)

@@ -18,7 +18,7 @@ from tests.support.servers import SERVERS
 from indusagi.core.json import estimate_tokens
 from indusagi.interop import create_provider_host
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from indusagi.interop.protocol_bridge.host.catalog import Catalog, build_listing
+from indusagi.interop.protocol_bridge.host.catalog import Catalog, ListingBuilder
 from indusagi.runtime.contract import ToolCall, ToolDescriptor
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
 from induscode.gateway.search_box import SearchBox, SearchedBoxes
@@ -64,9 +64,9 @@ def test_the_documents_name_the_tokens_of_the_three_definitions_that_a_dry_run_c
 async def test_527_tools_cost_700_tokens_in_the_list_and_300_in_an_answer_of_five(index: ToolIndex) -> None:
     tools = make_tools()
     box = SearchBox(SearchableTools(tools), SearchOptions(), lambda: index)
-    listing = build_listing(box.descriptors(), {"name": "x"})
+    listing = ListingBuilder({"name": "x"}).build(box.descriptors())
     assert len(tools) == 527
-    assert estimate_tokens([*build_listing(tools, {}).legacy.values()]) > 50_000
+    assert estimate_tokens([*ListingBuilder({}).build(tools).legacy.values()]) > 50_000
     assert len(listing.legacy.encoded) / 4 <= 700
     for query in ("create a calendar event", "refund an order", "which playlists are there", "tracker__lost"):
         answer = await ask(box, "find_tools", queries=[query])

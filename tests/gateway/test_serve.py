@@ -25,7 +25,7 @@ from indusagi import __version__
 from indusagi.core.text import clean_text, iter_strings
 from indusagi.interop import StdioServerConfig, create_server_endpoint
 from indusagi.interop.protocol_bridge.client.tools import read_tools
-from indusagi.interop.protocol_bridge.host.catalog import build_listing
+from indusagi.interop.protocol_bridge.host.catalog import ListingBuilder
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import MODERN_VERSIONS
 
 pytestmark = pytest.mark.process
@@ -705,7 +705,7 @@ async def test_a_field_of_a_wrong_type_does_not_cost_a_strict_client_its_list(
     tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     tools, _ = read_tools([{"name": "t", **wrong}], StdioServerConfig("s", "true"))
-    listed = build_listing([tool.descriptor for tool in tools], {"name": "n", "version": "1"})
+    listed = ListingBuilder({"name": "n", "version": "1"}).build([tool.descriptor for tool in tools])
     for page in (listed.legacy, listed.modern):
         assert ListToolsResult.model_validate_json(page.encoded).tools[0].name == "s__t"
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import anyio
 from anyio import to_thread
@@ -18,6 +18,7 @@ from anyio import to_thread
 from indusagi.adapters.blocking import BlockingToolBox
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.core.protocols import offers
 from indusagi.core.records import record
 from indusagi.core.tasks import ReadWriteLock
 from indusagi.runtime.calls import current_check
@@ -98,7 +99,7 @@ class AdapterCalls:
         # The runner answers calls of unknown tools.
         if gate is None or cancel.cancelled or all(tool.name != call.name for tool in self._box.descriptors()):
             return await self._run_unless_cancelled(runner, call, cancel)
-        prepared = await runner.prepare(call) if isinstance(runner, PreparingRunner) else call
+        prepared = await runner.prepare(call) if offers(runner, PreparingRunner) else call
         if isinstance(prepared, ToolOutcome):
             return prepared
 
@@ -189,7 +190,6 @@ def parse_arguments(text: str) -> JsonValue:
 # -- libraries --------------------------------------------------------------------------------
 
 
-@runtime_checkable
 class _PydanticModel(Protocol):
     def model_dump(self, *, mode: str, exclude_unset: bool) -> dict[str, Any]: ...
 
@@ -201,7 +201,7 @@ def to_plain_object(value: Any) -> dict[str, Any]:
     """
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
-    if isinstance(value, _PydanticModel):
+    if offers(value, _PydanticModel):
         return value.model_dump(mode="json", exclude_unset=True)
     raise TypeError(f"neither a JSON object nor a response of a client library: {type(value).__name__}")
 

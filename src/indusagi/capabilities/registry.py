@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.budget import UNLIMITED, fit_result
@@ -13,6 +13,7 @@ from indusagi.capabilities.tool import DefinedTool, make_result
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
+from indusagi.core.protocols import offers
 from indusagi.core.records import record
 from indusagi.runtime.calls import UserWait, current_entry, current_wait
 from indusagi.runtime.contract import (
@@ -78,7 +79,6 @@ class Runnable(Protocol):
         ...
 
 
-@runtime_checkable
 class PreparingTool(Protocol):
     """A tool that fixes and checks its arguments, such as `DefinedTool`."""
 
@@ -92,7 +92,7 @@ async def prepare_arguments(tool: object, arguments: JsonValue) -> JsonValue | T
 
     Returns the arguments unchanged for a server's tool and for a card that prepares nothing.
     """
-    while tool is not None and not isinstance(tool, PreparingTool):
+    while tool is not None and not offers(tool, PreparingTool):
         tool = getattr(tool, "inner", None)
     return arguments if tool is None else await tool.prepare_call(arguments)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
@@ -251,7 +251,6 @@ class ToolRunner(Protocol):
         ...
 
 
-@runtime_checkable
 class PreparingRunner(Protocol):
     """A runner that can prepare calls, for code that decides about calls by their arguments."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.faults import Note
+from indusagi.core.protocols import offers
 from induscode.boot.plans import canon_tool_name
 from induscode.calls.record import find_tool_ref
 from induscode.code_mode.contract import RUN_CODE
@@ -70,7 +71,7 @@ class DeckLimit:
         self.left_out = ()
         is_small = self.window is not None and self.window <= SMALL_WINDOW
         if is_small:
-            lean = (card.lean if isinstance(card, LeanCard) else card for card in deck.tools())
+            lean = (card.lean if offers(card, LeanCard) else card for card in deck.tools())
             deck = ToolDeck(lean, deck.context, deck.notes)
         cards = deck.shown()
         can_search = self._search.mode != "off" and (self.window is None or self.window >= LEAST_SEARCHED)

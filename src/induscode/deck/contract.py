@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 from indusagi.capabilities.context import ReadStateHandle, ToolContext
 from indusagi.capabilities.ports import SearchProvider, WebSettings
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.protocols import offers
 from indusagi.core.records import record
 from indusagi.runtime.calls import CallObserver
 from indusagi.runtime.contract import JsonSchema, ToolDescriptor, ToolResult
@@ -128,7 +129,6 @@ def describe(card: Capability) -> ToolDescriptor:
     )
 
 
-@runtime_checkable
 class LeanCard(Protocol):
     """A card with a variant that has fewer parameters, for small context windows."""
 
@@ -178,7 +178,6 @@ def only_reads(card: Capability) -> bool:
     return card.read_only or (describe(card).annotations or {}).get("readOnlyHint") is True
 
 
-@runtime_checkable
 class OverlappingCard(Protocol):
     """A card that decides per call whether it may run concurrently."""
 
@@ -196,7 +195,7 @@ class CardTraits:
         self.descriptor = describe(card)
         self.foreign = is_foreign(card)
         self._reads = only_reads(card)
-        self._deciding = next((layer for layer in iter_layers(card) if isinstance(layer, OverlappingCard)), None)
+        self._deciding = next((layer for layer in iter_layers(card) if offers(layer, OverlappingCard)), None)
 
     @property
     def runs_alone(self) -> bool:
@@ -366,7 +365,6 @@ class DelegateRunner(Protocol):
         ...
 
 
-@runtime_checkable
 class AgentRoster(Protocol):
     """A delegate runner that describes its agents and knows which may run concurrently."""
 
@@ -417,7 +415,6 @@ class ActionTarget:
     """The names of its arguments."""
 
 
-@runtime_checkable
 class ActionTargets(Protocol):
     """A gateway that can preview the request of an action."""
 
@@ -426,7 +423,6 @@ class ActionTargets(Protocol):
         ...
 
 
-@runtime_checkable
 class TargetedCard(Protocol):
     """A card that can preview the request of a call."""
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from anyio import to_thread
 
@@ -21,6 +21,7 @@ from indusagi.capabilities.tool import ChangePreview, PreviewCall, prepare_call
 from indusagi.capabilities.tools.paths import path_given
 from indusagi.core.app_dirs import is_within
 from indusagi.core.json import is_json_object
+from indusagi.core.protocols import offers
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -145,7 +146,6 @@ class CallFacts:
         return (self.tool, "bash") if is_shell else (self.tool,)
 
 
-@runtime_checkable
 class SandboxedShell(Protocol):
     """A shell that knows its sandbox."""
 
@@ -154,7 +154,6 @@ class SandboxedShell(Protocol):
         ...
 
 
-@runtime_checkable
 class ConfinableShell(Protocol):
     """A shell that can keep commands from writing and from the network."""
 
@@ -163,7 +162,6 @@ class ConfinableShell(Protocol):
         ...
 
 
-@runtime_checkable
 class PreviewingTool(Protocol):
     """A tool that may know the change a call would make."""
 
@@ -181,7 +179,7 @@ async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObjec
     if is_foreign(card):
         return await prepare_call(card.name, arguments)
     inner = [*iter_layers(card)][-1]
-    if isinstance(inner, PreparingTool):
+    if offers(inner, PreparingTool):
         return await inner.prepare_call(arguments)
     return await prepare_call(card.name, arguments, ArgumentChecker(card.parameters))
 
@@ -211,7 +209,7 @@ async def gather_facts(
     if kind is CallKind.COMMAND:
         return await _add_command(facts, ctx, find_shell_folder())
     for layer in iter_layers(card):
-        if isinstance(layer, TargetedCard):
+        if offers(layer, TargetedCard):
             return await _add_target(facts, layer)
     url = arguments.get("url")
     return replace(facts, url=url if isinstance(url, str) else None)
@@ -250,7 +248,7 @@ def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str
 async def preview_change(card: Capability, facts: CallFacts, ctx: ToolContext) -> ChangePreview | None:
     """Find the change that a call would make to a file, or return `None` if its tool can't tell."""
     tool = [*iter_layers(card)][-1]
-    if facts.kind is not CallKind.FILE or not isinstance(tool, PreviewingTool) or tool.preview is None:
+    if facts.kind is not CallKind.FILE or not offers(tool, PreviewingTool) or tool.preview is None:
         return None
     return await tool.preview(facts.arguments, ctx)
 
@@ -307,7 +305,7 @@ async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | N
             full = _join_path(folder, target)
             paths.append(await _resolve_path(ctx, full, writing=redirect.writes))
     shell = ctx.shell
-    state = await shell.sandbox_state() if isinstance(shell, SandboxedShell) else None
+    state = await shell.sandbox_state() if offers(shell, SandboxedShell) else None
     facts = replace(facts, script=script, paths=tuple(dict.fromkeys(paths)), sandbox=state)
     if facts.tool != "bash" or facts.arguments.get("background") or state is None or state.kind != "bubblewrap":
         return facts
@@ -362,7 +360,6 @@ FindDenial: TypeAlias = "Callable[[str], str | None]"
 """Returns the rule that denies a resolved path, if any."""
 
 
-@runtime_checkable
 class PolicedFs(Protocol):
     """A file system with a replaceable path policy."""
 
@@ -420,7 +417,7 @@ class CallPolicy(PathPolicy):
 
 def restrict_context(ctx: ToolContext, facts: CallFacts, grant: PathGrant, find_denial: FindDenial) -> ToolContext:
     """Return a context for one call, with a restricted file system if the call opens files."""
-    if not isinstance(ctx.fs, PolicedFs):
+    if not offers(ctx.fs, PolicedFs):
         return ctx
     is_file = facts.kind is CallKind.FILE
     if not is_file and not any(path.refusal for path in facts.paths):

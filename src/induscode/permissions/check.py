@@ -18,6 +18,7 @@ from anyio import to_thread
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.tool import approved_change
 from indusagi.core.faults import Note
+from indusagi.core.protocols import offers
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_wait, waiting_for_user
@@ -267,7 +268,7 @@ class Permissions:
         if (wait := current_wait.get()) is not None:
             wait.allowed_by = result.by
         if result.confined:
-            assert isinstance(ctx.shell, ConfinableShell)
+            assert offers(ctx.shell, ConfinableShell)
             ctx = replace(ctx, shell=ctx.shell.confine())
         call = None if self.flow is None else self.flow.describe_call(facts)
         if not facts.paths and facts.script is None:

@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.client.tools import (
     read_tools,
 )
 from indusagi.interop.protocol_bridge.contract import parse_call_result, to_tool_result
-from indusagi.interop.protocol_bridge.host.catalog import build_listing
+from indusagi.interop.protocol_bridge.host.catalog import ListingBuilder
 from indusagi.runtime.contract import TextContentBlock, ToolCall
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def test_finding_d4_no_definition_shows_a_model_or_a_client_what_cannot_be_seen(
             cast("JsonObject", shown.output_schema),
         ]
         assert is_clean(seen)
-    listing = build_listing(descriptors, {"name": "n"})
+    listing = ListingBuilder({"name": "n"}).build(descriptors)
     for page in (listing.legacy, listing.modern):
         assert is_clean(cast("JsonValue", json.loads(page.encoded)))
 

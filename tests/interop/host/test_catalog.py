@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.host_tools import Bench
 
-from indusagi.interop.protocol_bridge.host.catalog import Catalog, EncodedObject, build_listing, build_tool_row
+from indusagi.interop.protocol_bridge.host.catalog import Catalog, EncodedObject, ListingBuilder, build_tool_row
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 from indusagi.runtime.contract import ToolDescriptor
 
@@ -67,7 +67,7 @@ def _deep() -> Any:
 def test_a_tool_that_json_cannot_carry_is_left_out_and_the_others_stay(broken: Any) -> None:
     bad = ToolDescriptor("bad", "", {"type": "object", "x": broken})
     good = ToolDescriptor("good", "", {"type": "object"})
-    listing = build_listing([bad, good], INFO)
+    listing = ListingBuilder(INFO).build([bad, good])
     assert list(listing.schemas) == ["good"]
     assert [row["name"] for row in json.loads(listing.modern.encoded)["tools"]] == ["good"]
 
@@ -75,7 +75,7 @@ def test_a_tool_that_json_cannot_carry_is_left_out_and_the_others_stay(broken: A
 @given(identity=st.integers() | st.text(max_size=20), names=st.lists(st.text(max_size=5)))
 def test_the_encoded_listing_equals_its_value(identity: int | str, names: list[str]) -> None:
     tools = [ToolDescriptor(name, name, {"type": "object"}) for name in names]
-    for result in (build_listing(tools, INFO).legacy, build_listing(tools, INFO).modern):
+    for result in (ListingBuilder(INFO).build(tools).legacy, ListingBuilder(INFO).build(tools).modern):
         frame: Any = {"jsonrpc": "2.0", "id": identity, "result": result}
         plain: Any = {**frame, "result": dict(result)}
         assert json.loads(encode_frame(frame)) == json.loads(encode_frame(plain))

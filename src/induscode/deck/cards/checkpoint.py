@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from anyio import CancelScope, to_thread
 
@@ -19,6 +19,7 @@ from indusagi.capabilities.jobs import list_jobs
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object
+from indusagi.core.protocols import offers
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.contract import Capability, CardWrapper, CheckpointStore, DeckContext
 
@@ -27,7 +28,6 @@ LARGEST_BYTES = 20 * 1024 * 1024
 """Larger files aren't recorded."""
 
 
-@runtime_checkable
 class SettlingStore(Protocol):
     """A store that also records the content after a change, to detect later changes by others."""
 
@@ -56,7 +56,7 @@ class CheckpointingCard(CardWrapper):
     async def _settle(self, path: str, ctx: ToolContext) -> None:
         """Pass the new content to a settling store."""
         store = self._store
-        if not isinstance(store, SettlingStore):
+        if not offers(store, SettlingStore):
             return
         try:
             content = await _content(ctx, path)
@@ -120,7 +120,6 @@ _READING = re.compile(r"\s*([\w.:-]+)(?:[ \t]+(?:'[^'\n]*'|\"[^\"$`\\\n!]*\"|[\w
 _SHOWN_FILES = 50
 
 
-@runtime_checkable
 class CommandStore(Protocol):
     """A checkpoint store that also records changes by commands. Methods block."""
 
@@ -210,6 +209,6 @@ def find_job(tool: str, result: ToolResult) -> str | None:
 def maybe_wrap_commands(card: Capability, ctx: DeckContext) -> Capability:
     """Wrap a card that runs commands, if the deck's store records them."""
     store = ctx.framework.checkpoint
-    if card.name not in COMMAND_TOOLS or not isinstance(store, CommandStore):
+    if card.name not in COMMAND_TOOLS or not offers(store, CommandStore):
         return card
     return CommandCheckpointingCard(card, store)

@@ -8,6 +8,7 @@ from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
+from indusagi.core.protocols import offers
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 from induscode.deck.contract import (
     ActionError,
@@ -84,7 +85,7 @@ def _build(deck: DeckContext) -> Capability:
             terse=True,
         )
     )
-    return SaasActionCard(tool, gateway) if isinstance(gateway, ActionTargets) else tool
+    return SaasActionCard(tool, gateway) if offers(gateway, ActionTargets) else tool
 
 
 class SaasActionCard(CardWrapper):

@@ -9,6 +9,7 @@ from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.protocols import offers
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 from induscode.deck.contract import (
     AgentRoster,
@@ -59,7 +60,7 @@ class TaskCard(CardWrapper):
 
     def can_overlap(self, arguments: JsonValue, /) -> bool:
         """Tell whether a task only reads, or runs in the background."""
-        if not is_json_object(arguments) or not isinstance(self._runner, AgentRoster):
+        if not is_json_object(arguments) or not offers(self._runner, AgentRoster):
             return False
         agent, resume = arguments.get("agent", arguments.get("subagent_type")), arguments.get("resume")
         return arguments.get("background") is True or self._runner.is_reading(
@@ -70,7 +71,7 @@ class TaskCard(CardWrapper):
 def _build(deck: DeckContext) -> Capability:
     runner = deck.framework.delegate
     agents = tuple(runner.list_agents()) if runner is not None else ()
-    has_background = isinstance(runner, AgentRoster) and runner.has_background
+    has_background = offers(runner, AgentRoster) and runner.has_background
     parameters: JsonSchema = {
         "type": "object",
         "properties": {**_PROPERTIES, "background": _BACKGROUND} if has_background else _PROPERTIES,
@@ -157,7 +158,7 @@ def _list_facts(report: DelegateReport) -> JsonObject:
 
 def _describe(runner: DelegateRunner | None, agents: tuple[str, ...]) -> str:
     description = "Hand a piece of work to a sub-agent with a fresh context, and get its report."
-    if isinstance(runner, AgentRoster):
+    if offers(runner, AgentRoster):
         rows = "".join(f"\n- {name}: {purpose}" for name, purpose in runner.describe_agents().items())
         return f"{description} Agents that only read run at once if you call them together. Agents:{rows}"
     return f"{description} Agents: {', '.join(agents)}." if agents else description

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeAlias, cast, runtime_checkable
+from typing import Protocol, TypeAlias, cast
 
 import anyio
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json, is_json_object
+from indusagi.core.protocols import offers
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tasks import (
     RELATED_TASK,
@@ -47,30 +48,50 @@ class ToolListing:
     modern: EncodedObject
 
 
-def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> ToolListing:
-    """Build a listing for both eras; log and skip a tool whose description isn't JSON."""
-    legacy: list[tuple[JsonObject, str]] = []
-    modern: list[tuple[JsonObject, str]] = []
-    schemas: dict[str, JsonObject] = {}
-    for descriptor in descriptors:
-        try:
-            row = build_tool_row(descriptor)
-            older, output = row, row.get("outputSchema")
-            if isinstance(output, dict) and output.get("type") != "object":
-                # Older revisions only allow output schemas of type object.
-                older = {key: value for key, value in row.items() if key != "outputSchema"}
-            text = compact_json(row)
-            modern.append((row, text))
-            legacy.append((older, text if older is row else compact_json(older)))
-            schemas[descriptor.name] = cast("JsonObject", row["inputSchema"])
-        except (NotJson, RecursionError) as exc:
-            _log.warning("tool %r cannot be listed: %s", descriptor.name, exc)
-    hints: JsonObject = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-    meta: JsonObject = {"_meta": {SERVER_INFO: server_info}}
-    return ToolListing(schemas, _encode_rows(legacy, {}), _encode_rows(modern, {**hints, **meta}))
+EncodedRow: TypeAlias = tuple[JsonObject, str]
 
 
-def _encode_rows(rows: Sequence[tuple[JsonObject, str]], rest: JsonObject) -> EncodedObject:
+class ListingBuilder:
+    """Builds listings for both eras. A descriptor is encoded once, while it's listed."""
+
+    def __init__(self, server_info: JsonObject) -> None:
+        self._server_info = server_info
+        self._rows: dict[int, tuple[ToolDescriptor, tuple[EncodedRow, EncodedRow] | None]] = {}
+        """By the id of the descriptor, which is kept so that no other gets its id."""
+
+    def build(self, descriptors: Sequence[ToolDescriptor]) -> ToolListing:
+        """Build a listing; log and skip a tool whose description isn't JSON."""
+        known, self._rows = self._rows, {}
+        schemas: dict[str, JsonObject] = {}
+        for one in descriptors:
+            kept = known.get(id(one))
+            _, encoded = self._rows[id(one)] = (one, _encode_row(one)) if kept is None else kept
+            if encoded is not None:
+                schemas[one.name] = cast("JsonObject", encoded[0][0]["inputSchema"])
+        rows = [encoded for _, encoded in self._rows.values() if encoded is not None]
+        hints: JsonObject = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        rest: JsonObject = {**hints, "_meta": {SERVER_INFO: self._server_info}}
+        return ToolListing(
+            schemas, _join_rows([older for _, older in rows], {}), _join_rows([row for row, _ in rows], rest)
+        )
+
+
+def _encode_row(descriptor: ToolDescriptor) -> tuple[EncodedRow, EncodedRow] | None:
+    """Encode a row for the modern and the older era; log and return `None` if it isn't JSON."""
+    try:
+        row = build_tool_row(descriptor)
+        encoded, output = (row, compact_json(row)), row.get("outputSchema")
+        if not isinstance(output, dict) or output.get("type") == "object":
+            return encoded, encoded
+        # Older revisions only allow output schemas of type object.
+        older = {key: value for key, value in row.items() if key != "outputSchema"}
+        return encoded, (older, compact_json(older))
+    except (NotJson, RecursionError) as exc:
+        _log.warning("tool %r cannot be listed: %s", descriptor.name, exc)
+        return None
+
+
+def _join_rows(rows: Sequence[EncodedRow], rest: JsonObject) -> EncodedObject:
     more = f",{compact_json(rest)[1:-1]}" if rest else ""
     text = f'{{"tools":[{",".join(text for _, text in rows)}]{more}}}'
     return EncodedObject({"tools": [row for row, _ in rows], **rest}, text.encode())
@@ -146,7 +167,6 @@ def _to_plain(value: Mapping[str, JsonLike]) -> JsonObject:
     return cast("JsonObject", copy(value))
 
 
-@runtime_checkable
 class NamesServers(Protocol):
     """A tool box with tools of servers."""
 
@@ -155,7 +175,6 @@ class NamesServers(Protocol):
         ...
 
 
-@runtime_checkable
 class ServesServers(NamesServers, Protocol):
     """A tool box with tools of other servers, some of which it may not list."""
 
@@ -168,7 +187,6 @@ class ServesServers(NamesServers, Protocol):
         ...
 
 
-@runtime_checkable
 class SearchesTools(Protocol):
     """A tool box with tools about its other tools: one calls another tool by name, others only list."""
 
@@ -185,7 +203,6 @@ class SearchesTools(Protocol):
         ...
 
 
-@runtime_checkable
 class DeniesTools(Protocol):
     """A tool box with tools that some callers may never call."""
 
@@ -225,6 +242,7 @@ class Catalog:
         """Set once the instructions are known; None if they are from the start."""
         self.box = cast("Callable[[], ToolBox]", (lambda: box) if hasattr(box, "descriptors") else box)
         """Returns the current box."""
+        self._builder = ListingBuilder(server_info)
         self._listing: ToolListing | None = None
         self._listed: ToolBox | None = None
         """The box of the cached listing."""
@@ -237,7 +255,7 @@ class Catalog:
         if self._listing is not None:
             return self._listing
         box = self.box()
-        listing = build_listing(box.descriptors(), self.server_info)
+        listing = self._builder.build(box.descriptors())
         if self.is_ready:
             self._listing, self._listed = listing, box
         return listing
@@ -246,7 +264,7 @@ class Catalog:
         """Return the current listing without the tools that the current caller may never call."""
         listing = self.listing()
         box = self._listed or self.box()
-        denied = frozenset(box.find_denied(listing.schemas.keys()) if isinstance(box, DeniesTools) else ())
+        denied = frozenset(box.find_denied(listing.schemas.keys()) if offers(box, DeniesTools) else ())
         if not denied:
             return listing
         if self._narrowed is None or self._narrowed[0] is not listing or len(self._narrowed[1]) >= _MOST_NARROWED:
@@ -254,7 +272,7 @@ class Catalog:
         known = self._narrowed[1]
         if denied not in known:
             shown = [descriptor for descriptor in box.descriptors() if descriptor.name not in denied]
-            known[denied] = build_listing(shown, self.server_info)
+            known[denied] = self._builder.build(shown)
         return known[denied]
 
     @property
@@ -267,7 +285,7 @@ class Catalog:
         if name in self.listing().schemas:
             return True
         box = self.box()
-        if isinstance(box, ServesServers) and box.answers_unlisted(name):
+        if offers(box, ServesServers) and box.answers_unlisted(name):
             return True
         # The box changes a moment before the announcement, and until then the cached listing is old.
         is_changed = self._listing is not None and box is not self._listed
@@ -278,12 +296,12 @@ class Catalog:
         if call.name not in (self._listing or self.listing()).schemas and not self.may_call(call.name):
             return None
         box = self.box()
-        return box.resolve_call(call) if isinstance(box, SearchesTools) else call
+        return box.resolve_call(call) if offers(box, SearchesTools) else call
 
     def describe_unknown(self, name: str) -> str:
         """Build the error message for an unknown tool, with the closest names."""
         box = self.box()
-        names = box.suggest_names(name) if isinstance(box, SearchesTools) else ()
+        names = box.suggest_names(name) if offers(box, SearchesTools) else ()
         nearest = f"; the nearest: {', '.join(names)}" if names else ""
         return f"there is no tool named {name!r}{nearest}"
 
@@ -294,21 +312,21 @@ class Catalog:
         if method != "tools/call":
             return method, None if self.content is None else self.content.find_server(method, params)
         box, name = self.box(), params.get("name")
-        if isinstance(box, SearchesTools) and isinstance(name, str):
+        if offers(box, SearchesTools) and isinstance(name, str):
             if box.is_listing(name):
                 return "tools/list", None
             name = box.resolve_call(ToolCall("", name, params.get("arguments"))).name
-        return method, box.find_server(name) if isinstance(box, NamesServers) and isinstance(name, str) else None
+        return method, box.find_server(name) if offers(box, NamesServers) and isinstance(name, str) else None
 
     def forwards_input(self, name: str) -> bool:
         """Return whether a tool belongs to another server, which may request input by itself."""
         box = self.box()
-        return isinstance(box, ServesServers) and box.forwards_input(name)
+        return offers(box, ServesServers) and box.forwards_input(name)
 
     def refresh(self) -> bool:
         """Read the tools again, call the listeners if they changed, and return whether they did."""
         before, box = self._listing, self.box()
-        self._listing, self._listed = build_listing(box.descriptors(), self.server_info), box
+        self._listing, self._listed = self._builder.build(box.descriptors()), box
         if before is not None and before.modern.encoded == self._listing.modern.encoded:
             return False
         self.announce("tool")
