@@ -31,7 +31,7 @@ from induscode.core.consent import Consent, ConsentState, build_consent
 from induscode.deck.contract import Capability
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.content import ContentRefused, find_text
-from induscode.deck.mcp.review import OtherNames, review_item
+from induscode.deck.mcp.review import OtherNames, ToolNames, review_item
 
 if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
@@ -134,7 +134,7 @@ class Skill:
         rows = filter(is_json_object, rows if isinstance(rows, list) else ())
         lines += [f"{row['uri']}: {row['size']:,} bytes, {row['digest']}" for row in rows]
         texts: JsonObject = {path: text for path, text in self.files.items() if text is not None}
-        found = review_item(RemoteToolRef(OWNER, self.name, "skill"), texts, OtherNames({}))
+        found = review_item(RemoteToolRef(OWNER, self.name, "skill"), texts, OtherNames(ToolNames(), OWNER))
         warnings = ["the model follows its text where it fits the task", *(finding.brief for finding in found)]
         if self.consent == "changed":
             lines.append("CHANGED since you consented to it")

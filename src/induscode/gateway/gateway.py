@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
@@ -69,7 +70,7 @@ _FIRST_LIST_S = 1.0
 _APPROVAL_POLL_S = 2.0
 """Poll interval for approvals and sign-ins from other processes, while a tool or a server waits for one."""
 _DEBOUNCE_S = 0.05
-"""Debounce window for announcing changes."""
+"""Debounce window for announcing changes. After a long announcement, it's ten times its CPU time."""
 
 
 @record(kw_only=True)
@@ -142,11 +143,11 @@ class GatewayBox:
         """Return a server tool's descriptor as clients see it, with the gateway's name and URIs."""
         if self.schemas == "model" or descriptor.definition is None:
             return replace(descriptor, name=name, definition=None)
-        definition = dict(descriptor.definition)
+        definition = descriptor.definition
         if "_meta" in definition:
-            server = self.servers[descriptor.name]
-            definition["_meta"] = convert_meta(definition["_meta"], self.gateway.content.map_uris(server))
-        return replace(descriptor, name=name, definition=definition)
+            meta = convert_meta(definition["_meta"], self.gateway.content.map_uris(self.servers[descriptor.name]))
+            return replace(descriptor, name=name, definition={**definition, "_meta": meta})
+        return descriptor if name == descriptor.name else replace(descriptor, name=name)
 
     def forwards_input(self, name: str) -> bool:
         """Return whether a tool belongs to a server, which may request input itself."""
@@ -318,7 +319,7 @@ class Gateway:
 
     def waits_for_sign_in(self) -> bool:
         """Return whether any server needs a sign-in."""
-        return any(needs_sign_in(status.fault) for status in self._fleet.status().values())
+        return any(map(needs_sign_in, self._fleet.list_faults().values()))
 
     # -- toolbox ----------------------------------------------------------------------------
 
@@ -386,10 +387,9 @@ class Gateway:
 
     def approve(self, ref: RemoteToolRef, digest: str) -> bool:
         """Approve the definition with this digest and notify clients. Return False if it changed since."""
-        if not self._enrolment.approve(ref, digest):
-            return False
-        self._changed.set()
-        return True
+        if is_approved := self._enrolment.approve(ref, digest):
+            self._changed.set()
+        return is_approved
 
     async def look_at(self, facts: CallFacts) -> object:
         """Return a call's present server, definition and decisions, to notice a change."""
@@ -409,7 +409,11 @@ class Gateway:
 
     def change_checks(self, checks: CardChecks) -> None:
         """Replace the permission checks."""
-        self.checks, self._box = checks, None
+        self.checks = checks
+        self._discard_box()
+
+    def _discard_box(self) -> None:
+        self._box = None
         self._changed.set()
 
     def find_unlisted(self, name: str) -> str | None:
@@ -442,8 +446,8 @@ class Gateway:
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         ready = sum(status.phase == EndpointPhase.READY for status in self._bridge.status().values())
         servers = f"{format_count(len(self.plan.configs), 'server')} ({ready} ready)"
-        natives = f", {format_count(native, 'native tool')}" if has_clients else ""
-        return f"{format_count(remote, 'tool')} from {servers}{natives}"
+        remotes = f"{format_count(remote, 'tool')} from {servers}"
+        return f"{remotes}, {format_count(native, 'native tool')}" if has_clients else remotes
 
     # -- servers ----------------------------------------------------------------------------
 
@@ -509,8 +513,7 @@ class Gateway:
             for change in changes:
                 print_status(change)
             if changes:
-                self._box = None
-                self._changed.set()
+                self._discard_box()
             if self.waits_for_sign_in():
                 await self.sign_ins.wake_signed_in()
 
@@ -518,10 +521,10 @@ class Gateway:
         if event.event == "phase":
             self._lines.print_fault(event.server, event.status)
             if needs_sign_in(event.status.fault):
-                self._box = None  # adds a sign-in tool
-                self._changed.set()
+                self._discard_box()  # adds a sign-in tool
             self._close_if_ourselves(event.server, tasks)
         elif event.event in {"tools", "items"}:
+            self._lines.listed[event.server] = None
             self._changed.set()
         self.content.handle_event(event)
 
@@ -531,16 +534,17 @@ class Gateway:
             return
         if self._context.info.is_reported_by(endpoint.facts):
             self._ourselves[server] = config
-            self._box = None
-            self._changed.set()
+            self._discard_box()
             print_status(f"server {server!r} is this gateway itself, and was closed")
             tasks.start_soon(self._fleet.stop, server)
 
     async def _announce_changes(self, host: ProviderHost) -> None:
+        began_s = time.thread_time()
         while True:
+            pause_s = max(_DEBOUNCE_S, 10 * (time.thread_time() - began_s))
             await self._changed.wait()
-            await anyio.sleep(_DEBOUNCE_S)
-            self._changed = anyio.Event()
+            await anyio.sleep(pause_s)
+            self._changed, began_s = anyio.Event(), time.thread_time()
             host.refresh_tools()
             host.refresh_content()
             self._lines.print_notes(self._enrolment.notes)
@@ -563,10 +567,9 @@ class Gateway:
         return drop_own_address(plan, context.address)
 
     async def _apply_plan(self, plan: ServerPlan, tasks: TaskGroup) -> None:
-        ours = [server for server, config in self._ourselves.items() if plan.configs.get(server) == config]
-        self._ourselves = {server: self._ourselves[server] for server in ours}
-        if ours:
-            plan = plan.narrow([row.id for row in plan.rows if row.id not in ours])
+        self._ourselves = {one: config for one, config in self._ourselves.items() if plan.configs.get(one) == config}
+        if self._ourselves:
+            plan = plan.narrow([row.id for row in plan.rows if row.id not in self._ourselves])
         order = [row.id for row in self.plan.rows]
         self.plan = plan
         async with self._changing:
@@ -582,10 +585,9 @@ class Gateway:
             tasks.start_soon(apply_when_free)
         self._lines.print_notes(plan.notes)
         if changes or order != [row.id for row in plan.rows]:
-            self._box = None
-            self._changed.set()
+            self._discard_box()
         if changes:
-            texts = [f"{what} {names}" for what, names in changes.group(plan, "replaced").items()]
+            texts = (f"{what} {names}" for what, names in changes.group(plan, "replaced").items())
             print_status(f"the configuration has changed: {'; '.join(texts)}")
         tasks.start_soon(self._bridge.wake, changes.to_start)
 
@@ -594,6 +596,4 @@ class Gateway:
     def print_all_notes(self) -> None:
         """Print everything left out, and why servers are missing."""
         self._lines.print_notes((*self.checks.notes, *self.session.notes, *self._enrolment.notes))
-        for server, status in self._bridge.status().items():
-            self._lines.print_fault(server, status)
-        self._lines.print_remarks(self._bridge)
+        self._lines.print_servers(self._bridge)

@@ -30,6 +30,8 @@ class StatusLines:
         # Clients get raw definitions, so notes about the model view don't concern them.
         self._hidden = ViewNote if schemas == "raw" else ()
         self._printed: set[str] = set()
+        self.listed: dict[str, None] = {}
+        """Servers that have listed something since their remarks were printed."""
 
     def print_note(self, note: Note) -> None:
         """Print a note."""
@@ -49,9 +51,17 @@ class StatusLines:
         if status.fault is not None and status.fault.detail.reason != "moved":
             self.print_note(build_fault_note(server, status.fault))
 
+    def print_servers(self, bridge: BootedBridge) -> None:
+        """Print why servers are missing, and the remarks on all listings."""
+        for server, status in bridge.status().items():
+            self.print_fault(server, status)
+            self.listed[server] = None
+        self.print_remarks(bridge)
+
     def print_remarks(self, bridge: BootedBridge) -> None:
-        """Print the first few remarks on each server's listings."""
-        for server in (endpoint.config.id for endpoint in bridge.fleet.endpoints()):
+        """Print the first few remarks on the listings of each server in `listed`."""
+        servers, self.listed = self.listed, {}
+        for server in servers:
             notes = [note for note in bridge.list_remarks(server) if not isinstance(note, self._hidden)]
             more = len(notes) - _MAX_REMARKS
             if more > 0:

@@ -153,6 +153,11 @@ class ServerEndpointImpl:
         """The server's declarations; `None` before the handshake and after the end."""
         return None if self._session is None else self._session.facts
 
+    @property
+    def fault(self) -> ProtocolFault | None:
+        """What ended it, or keeps it from listing its tools."""
+        return self._fault or self._listing_fault
+
     def known_items(self, kind: ItemKind) -> Sequence[RemoteTool] | None:
         """Return the last list of a kind, or `None` before the first one."""
         return self._items.get(kind)
@@ -175,12 +180,12 @@ class ServerEndpointImpl:
                     first = clean_text(session.redaction.hide(lines[0]))[0].strip()
                     text += f"; the first: {cut_text(first, 200)!r}"
                 notes = (*notes, Note(owner, text))
-        fault, watch, slow_start = self._fault or self._listing_fault, self._start_watch, None
+        watch, slow_start = self._start_watch, None
         if watch is not None and watch.is_slow and self.phase is EndpointPhase.CONNECTING:
             slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
         count = len(self.known_tools or ())
         return EndpointStatus(
-            self._config.id, self.phase, count, fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
+            self._config.id, self.phase, count, self.fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
         )
 
     def read_log(self) -> Sequence[str]:

@@ -309,6 +309,10 @@ class ServerFleetImpl:
         """Return the state of every server, in configuration order."""
         return MappingProxyType({identity: owner.status() for identity, owner in self._owners.items()})
 
+    def list_faults(self) -> Mapping[str, ProtocolFault]:
+        """Return the fault of each server that has one, in configuration order."""
+        return {server: fault for server, owner in self._owners.items() if (fault := owner.fault) is not None}
+
     def status_of(self, server: str) -> EndpointStatus | None:
         """Return the state of one server, or `None` for an unknown id."""
         owner = self._owners.get(server)

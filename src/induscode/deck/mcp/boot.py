@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 _MAX_STDERR_CHARS = 1_900
 _PINS_MAX_AGE_S = 1.0
-"""Don't reread pins younger than this: on first start, every server lists six kinds."""
+"""Don't reread pins younger than this: on first start, every server lists six kinds, and all start at once."""
 
 
 @record(kw_only=True)
@@ -163,6 +163,7 @@ class BootedBridge:
         self._pins = StorePins(journal)
         self._pins_read_at: dict[str, float] = {}
         """Loop time of the last pin read, per server."""
+        self._rereading = asyncio.Lock()
         self._configs: dict[str, tuple[ServerConfig, bool]] = {}
         """Each server's configuration, and whether it's trusted."""
         self._neighbours: Sequence[ServerConfig] = ()
@@ -519,16 +520,19 @@ class BootedBridge:
             await self.learn_neighbours()
         if not is_first:
             return
-        now = asyncio.get_running_loop().time()
-        if now - self._pins_read_at.get(server, 0.0) < _PINS_MAX_AGE_S:
-            return
-        firsts = [config for config, _ in self._configs.values() if self._pins.is_first(config.id, kind)]
-        try:
-            await load_pins(self._pins, self._store, firsts)
-        except SilentStoreError:  # the store has a note about it
-            self._pins.forget([server], unread=True)
-        else:
-            self._pins_read_at.update((config.id, now) for config in firsts)
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        async with self._rereading:  # one read serves all servers that wait for it
+            if asked_at - self._pins_read_at.get(server, 0.0) < _PINS_MAX_AGE_S:
+                return
+            read_at = loop.time()
+            firsts = [config for config, _ in self._configs.values() if self._pins.is_first(config.id, kind)]
+            try:
+                await load_pins(self._pins, self._store, firsts)
+            except SilentStoreError:  # the store has a note about it
+                self._pins.forget([server], unread=True)
+            else:
+                self._pins_read_at.update((config.id, read_at) for config in firsts)
 
     async def learn_neighbours(self) -> None:
         """Let the review compare with servers that the plan has left out."""

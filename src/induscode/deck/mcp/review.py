@@ -67,8 +67,11 @@ def review_items(
         items: Its definitions as it sent them.
         known_names: Tools of other servers by name, with their servers.
     """
-    others = {name: other for name, other in known_names.items() if other != server}
-    names = OtherNames(others, {ref.name for ref in items})
+    index = ToolNames()
+    for name, other in known_names.items():
+        index.add([name], other)
+    index.add((ref.name for ref in items), server)
+    names = OtherNames(index, server)
     return sort_findings([finding for ref, raw in items.items() for finding in review_item(ref, raw, names)])
 
 
@@ -111,7 +114,7 @@ def _review(ref: RemoteToolRef, raw: JsonObject, names: OtherNames) -> Iterator[
             yield from _search(shown, check, severity, find, about)
     if len(text) > _LONG:
         yield "long-text", "notable", "definition", f"it has {len(text):,} characters"
-    if not words.isdisjoint(names.lowered):
+    if names.may_be_in(words):
         yield from names.check_mentions(shown)
     if ref.kind == "tool":
         yield from _check_parameters(raw)
@@ -419,20 +422,47 @@ def _check_annotations(name: str, raw: JsonObject) -> Iterator[_Found]:
                 yield "contradiction", "serious" if value and destroys else "notable", f"annotations.{hint}", message
 
 
-class OtherNames:
-    """The names of other servers' tools, indexed for look-alikes."""
+class ToolNames:
+    """Names of tools with their servers, indexed for look-alikes, one server's at a time."""
 
-    def __init__(self, servers: Mapping[str, str], own: AbstractSet[str] = frozenset()) -> None:
-        """Index names by their servers. Texts may mention the server's `own`."""
-        self._servers = servers
-        self._folded = {_fold(name): name for name in servers}
-        self._cuts: dict[str, list[str]] = {}
-        for name in servers:
-            for cut in _cut(name):
-                self._cuts.setdefault(cut, []).append(name)
-        self.mentioned = {name for name in servers if name not in own and IDENTIFIER.fullmatch(name)}
+    def __init__(self) -> None:
+        self.servers: dict[str, dict[str, None]] = {}
+        """The servers of each name."""
+        self.folded: dict[str | int, tuple[str, ...]] = {}
+        """Names by what they look like."""
+        self.cuts: dict[str | int, tuple[str, ...]] = {}
+        """Names by hashes: as texts, the keys would take most of the memory."""
+        self.lowered: dict[str | int, tuple[str, ...]] = {}
         """Names that are no common words, to look for in texts."""
-        self.lowered = {name.lower() for name in self.mentioned}
+
+    def add(self, names: Iterable[str], server: str) -> None:
+        """Index names of a server."""
+        for name in names:
+            for index, key in self._list_places(name) if name not in self.servers else ():
+                index[key] = (*index.get(key, ()), name)
+            self.servers.setdefault(name, {})[server] = None
+
+    def remove(self, names: Iterable[str], server: str) -> None:
+        """Remove names of a server."""
+        for name in names:
+            servers = self.servers.get(name, {})
+            servers.pop(server, None)
+            if not servers and self.servers.pop(name, None) is not None:
+                for index, key in self._list_places(name):
+                    index[key] = tuple(one for one in index[key] if one != name)
+
+    def _list_places(self, name: str) -> Iterator[tuple[dict[str | int, tuple[str, ...]], str | int]]:
+        yield self.folded, _fold(name)
+        yield from ((self.cuts, cut) for cut in {hash(cut) for cut in _cut(name)})
+        if IDENTIFIER.fullmatch(name):
+            yield self.lowered, name.lower()
+
+
+class OtherNames:
+    """The names of all servers but one."""
+
+    def __init__(self, names: ToolNames, server: str) -> None:
+        self._names, self._server = names, server
 
     def check(self, name: str) -> Iterator[_Found]:
         """Compare a name with the others."""
@@ -440,26 +470,46 @@ class OtherNames:
         if len({"LATIN" if char.isascii() else unicodedata.name(char, "?").split()[0] for char in letters}) > 1:
             shown = name.encode("ascii", "backslashreplace").decode()
             yield "look-alike", "serious", "name", f"mixes alphabets: {shown}"
-        if not self._servers or name in self._servers:
+        if self._find_server(name) is not None:
             return
-        near = [other for cut in _cut(name) for other in self._cuts.get(cut, ()) if _is_one_edit(name, other)]
-        if other := self._folded.get(_fold(name)):
+        near = (
+            other for cut in _cut(name) for other in self._names.cuts.get(hash(cut), ()) if _is_one_edit(name, other)
+        )
+        if other := self._find_first(self._names.folded.get(_fold(name), ())):
             yield "look-alike", "serious", "name", f"looks like {self._describe(other)}"
-        elif near:
-            yield "look-alike", "notable", "name", f"is one edit away from {self._describe(near[0])}"
+        elif other := self._find_first(near):
+            yield "look-alike", "notable", "name", f"is one edit away from {self._describe(other)}"
+
+    def may_be_in(self, words: AbstractSet[str]) -> bool:
+        """Return whether a text with these words, in lower case, may mention one of the others."""
+        return any(
+            self._is_other(name) for word in words & self._names.lowered.keys() for name in self._names.lowered[word]
+        )
 
     def check_mentions(self, raw: JsonObject) -> Iterator[_Found]:
         """Find the others in the texts of a definition."""
         for place, text in _walk(raw):
             for match in _WORD.finditer(text):
-                if match[0] in self.mentioned:
+                if self._is_other(match[0]):
                     before, after = text[max(0, match.start() - 200) : match.start()], text[match.end() :][:200]
                     sentence = f"{before.rpartition('.')[2]} {after.partition('.')[0]}"
                     message = f"names {self._describe(match[0])}: {_quote(text, *match.span())}"
                     yield "names-other-tool", "serious" if _DIRECTS.search(sentence) else "notable", place, message
 
+    def _is_other(self, name: str) -> bool:
+        """Return whether a name that's no common word is another server's, and not its own."""
+        servers = self._names.servers.get(name, ())
+        return bool(servers) and self._server not in servers and IDENTIFIER.fullmatch(name) is not None
+
+    def _find_server(self, name: str) -> str | None:
+        servers = self._names.servers.get(name, ())
+        return next((server for server in servers if server != self._server), None)
+
+    def _find_first(self, names: Iterable[str]) -> str | None:
+        return next((name for name in names if self._find_server(name) is not None), None)
+
     def _describe(self, name: str) -> str:
-        return f"{escape_unseen(name)!r} of server {escape_unseen(self._servers[name])!r}"
+        return f"{escape_unseen(name)!r} of server {escape_unseen(self._find_server(name) or '')!r}"
 
 
 def _fold(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.text import iter_strings
 from induscode.deck.mcp.capability import name_item
 from induscode.deck.mcp.drift import PinVerdict
-from induscode.deck.mcp.review import IDENTIFIER, Finding, OtherNames, review_item, sort_findings
+from induscode.deck.mcp.review import IDENTIFIER, Finding, OtherNames, ToolNames, review_item, sort_findings
 from induscode.deck.mcp.store.pins import read_known_tools
 
 if TYPE_CHECKING:
@@ -39,16 +39,19 @@ class Reviewer:
         self.default: ReviewMode = "hold"
         """The mode of servers without a row."""
         self._items: dict[tuple[str, ItemKind], Sequence[RemoteTool]] = {}
-        self._mentions: dict[tuple[str, ItemKind], Mapping[str, Sequence[RemoteTool]]] = {}
-        """Items by the names in their texts, once something is compared with them."""
-        self._names: dict[str, OtherNames] = {}
+        self._indexed: dict[tuple[str, ItemKind], Sequence[RemoteTool]] = {}
+        """The items that the next two hold."""
+        self._stale: dict[tuple[str, ItemKind], None] = {}
+        """Lists that aren't indexed yet: that's done once something is compared with them."""
+        self._names = ToolNames()
+        self._mentions: dict[str, dict[tuple[str, ItemKind], list[RemoteTool]]] = {}
+        """Items by the names in their texts."""
         self._found: dict[RemoteToolRef, tuple[JsonObject, Sequence[Finding]]] = {}
 
     def learn(self, server: str, kind: ItemKind, items: Sequence[RemoteTool]) -> None:
         """Compare definitions of other servers with these from now on."""
         self._items[server, kind] = items
-        self._mentions.pop((server, kind), None)
-        self._names.clear()
+        self._stale[server, kind] = None
         self._found.clear()
 
     async def learn_stored(
@@ -76,7 +79,8 @@ class Reviewer:
             return ()
         known = self._found.get(ref)
         if known is None or known[0] != raw:
-            names = self._names.get(ref.server) or self._names.setdefault(ref.server, self._list_others(ref.server))
+            self._update_index()
+            names = OtherNames(self._names, ref.server)
             known = raw, sort_findings([*review_item(ref, raw, names), *self._find_mentions(ref)])
             self._found[ref] = known
         return known[1]
@@ -108,28 +112,35 @@ class Reviewer:
     def _find_mode(self, server: str) -> ReviewMode:
         return self.modes.get(server, self.default)
 
-    def _list_others(self, server: str) -> OtherNames:
-        """List the tools of indus and of all other servers."""
-        from induscode.deck.catalog import capability_ids  # noqa: PLC0415 — when something is reviewed
+    def _update_index(self) -> None:
+        if not self._names.servers:
+            from induscode.deck.catalog import capability_ids  # noqa: PLC0415 — when something is reviewed
 
-        names = {str(name): "indus" for name in capability_ids()}
-        own: set[str] = set()
-        for (other, kind), items in self._items.items():
-            tools = [item.ref.name for item in items] if kind == "tool" else ()
-            own.update(tools if other == server else ())
-            names |= dict.fromkeys(tools, other) if other != server else {}
-        return OtherNames(names, own)
+            self._names.add(map(str, capability_ids()), "indus")
+        for key in self._stale:
+            server, kind = key
+            former, items = self._indexed.pop(key, ()), self._items.get(key, ())
+            if kind == "tool":
+                self._names.remove((item.ref.name for item in former), server)
+                self._names.add((item.ref.name for item in items), server)
+            for name in {name for item in former for name in _find_names(item)}:
+                del self._mentions[name][key]
+            for item in items:
+                for name in _find_names(item):
+                    self._mentions.setdefault(name, {}).setdefault(key, []).append(item)
+            self._indexed[key] = items
+        self._stale.clear()
 
     def _find_mentions(self, ref: RemoteToolRef) -> Iterable[Finding]:
         """Find texts of other servers that give instructions about a tool: they may be older than it."""
-        if ref.kind != "tool" or not IDENTIFIER.fullmatch(ref.name):
+        if ref.kind != "tool":
             return
-        own = OtherNames({ref.name: ref.server})
-        for server, kind in [key for key in self._items if key[0] != ref.server and key[1] not in _UNREVIEWED]:
-            if (server, kind) not in self._mentions:
-                self._mentions[server, kind] = _index_names(self._items[server, kind])
-            for item in self._mentions[server, kind].get(ref.name, ()):
-                for _, severity, place, message in own.check_mentions(item.raw):
+        own = ToolNames()
+        own.add([ref.name], ref.server)
+        for (server, _), items in self._mentions.get(ref.name, {}).items():
+            names = OtherNames(own, server)
+            for item in items if server != ref.server else ():
+                for _, severity, place, message in names.check_mentions(item.raw):
                     if severity == "serious":
                         yield Finding(
                             "named-elsewhere", severity, ref, "name", f"{name_item(item.ref)}, {place} {message}"
@@ -137,12 +148,11 @@ class Reviewer:
                         return
 
 
-def _index_names(items: Sequence[RemoteTool]) -> Mapping[str, Sequence[RemoteTool]]:
-    names: dict[str, list[RemoteTool]] = {}
-    for item in items:
-        for name in {*re.findall(IDENTIFIER, "\n".join(iter_strings(item.raw)))}:
-            names.setdefault(name, []).append(item)
-    return names
+def _find_names(item: RemoteTool) -> Iterable[str]:
+    """Find the names in the texts of an item that are no common words."""
+    if item.ref.kind in _UNREVIEWED:
+        return ()
+    return {*re.findall(IDENTIFIER, "\n".join(iter_strings(item.raw)))}
 
 
 async def open_reviewer(store: LedgerStore, plan: ServerPlan, kinds: Sequence[ItemKind]) -> Reviewer:

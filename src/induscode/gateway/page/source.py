@@ -215,7 +215,10 @@ class GatewayPage:
 
     async def list_servers(self) -> Sequence[ServerSummary]:
         """Describe the configured servers."""
-        return [await self._describe(row) for row in self.plan.rows]
+        cards: dict[str, list[BridgeCapability]] = {}
+        for card in self.session.mcp.capabilities:
+            cards.setdefault(card.ref.server, []).append(card)
+        return [await self._describe(row, cards.get(row.id, ())) for row in self.plan.rows]
 
     def _describe_labels(self, row: ServerRow, cards: Sequence[BridgeCapability]) -> str | None:
         config, given = self.plan.configs.get(row.id), self.plan.find_labels(row.id)
@@ -227,9 +230,8 @@ class GatewayPage:
         ]
         return ", ".join(texts) or None
 
-    async def _describe(self, row: ServerRow) -> ServerSummary:
+    async def _describe(self, row: ServerRow, cards: Sequence[BridgeCapability]) -> ServerSummary:
         mcp = self.session.mcp
-        cards = [card for card in mcp.capabilities if card.ref.server == row.id]
         state, status = self.plan.state_of(row), mcp.status_of(row.id)
         facts = ServerSummary(
             name=row.id,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, cast
@@ -87,8 +88,8 @@ class StorePins:
         """Servers whose forms we couldn't read (yet): nothing of theirs gets approved or pinned."""
         self.growing: Collection[str] = ()
         """Servers whose rows approve additions (`"added": "allow"`)."""
-        self.added = 0
-        """Number of forms approved by this process so far."""
+        self.added: Counter[str] = Counter()
+        """Number of forms of each server that this process has approved so far."""
         self.locked: Mapping[RemoteToolRef, JsonObject] = {}
         """The definitions of the project's lock file, which first definitions must match."""
 
@@ -106,13 +107,13 @@ class StorePins:
 
     def load(self, servers: Iterable[str], approvals: Approvals) -> None:
         """Replace the state of servers with the store's."""
-        names = [*servers]
+        names = {*servers}
         asked = {server: kinds for server, kinds in self._listed_in_run.items() if server in names}
         self.forget(names)
         self._listed_in_run |= asked
         for server, facts in approvals.pins:
             kind, tool, pin = facts.get("kind", "tool"), facts.get("tool"), facts.get("pin")
-            if not isinstance(tool, str) or not isinstance(pin, str):
+            if server not in names or not isinstance(tool, str) or not isinstance(pin, str):
                 continue
             self._listed.setdefault(server, set()).add(kind)
             if tool != LISTED:
@@ -121,6 +122,8 @@ class StorePins:
                 form = ApprovedForm(pin, canonical if isinstance(canonical, str) else None, text)
                 self._forms.setdefault((server, kind, tool), []).append(form)
         for server, facts in approvals.listings:
+            if server not in names:
+                continue
             if "filter" in facts:
                 self._filters[server] = facts["filter"]
             self._held_first |= {tool.ref for tool in _read_disabled(server, facts) if tool.cause == "review"}
@@ -244,7 +247,7 @@ class StorePins:
         if self._journal is not None:
             self._journal.record_pin(ref, pin, raw, canonical, further=bool(forms))
         forms.append(ApprovedForm(pin, canonical, compact_json(raw)))
-        self.added += 1
+        self.added[ref.server] += 1
 
 
 def _find_place(uri: str) -> tuple[str, str] | None:
@@ -302,13 +305,13 @@ async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[Serve
         SilentStoreError: The store doesn't answer. Until it does, nothing of these servers is approved.
     """
     identities = {config.id: {server_identity(config)} for config in servers}
-    while True:
-        added = pins.added
+    while identities:
+        added = pins.added.copy()
         approvals = await _read_approvals(store, identities)
-        if pins.added == added:
-            break
-        # This process approved one during the read, so the rows may lack it.
-    pins.load(identities, approvals)
+        settled = [server for server in identities if pins.added[server] == added[server]]
+        pins.load(settled, approvals)
+        for server in settled:
+            del identities[server]  # the others approved one during the read, so the rows may lack it
 
 
 async def _read_approvals(store: LedgerStore, identities: Mapping[str, Collection[str]]) -> Approvals:
