@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 def offers(value: object, protocol: type[T]) -> TypeIs[T]:
     """Return whether an object has all public members of a protocol."""
-    return all(hasattr(value, name) for name in _list_members(protocol))
+    for name in _list_members(protocol):  # noqa: SIM110 — a loop takes a third of the time of a generator
+        if not hasattr(value, name):
+            return False
+    return True
 
 
 @cache

@@ -164,7 +164,7 @@ class GatewayBox:
         self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None
     ) -> ToolOutcome:
         """Run one call that its client's budget allows."""
-        call = replace(call, name=self.qualified.get(call.name, call.name))
+        call = replace(call, name=self.qualified[call.name]) if call.name in self.qualified else call
         if call.name in self.remote.runner.cards:
             outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
             server = self.servers[call.name]

@@ -94,9 +94,10 @@ class ServerOwner:
         if self._next_try_at is not None:
             next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
         status = self.endpoint.status()
+        if waits_for_user(status.fault) and is_terminal_phase(status.phase):
+            status = replace(status, phase=EndpointPhase.IDLE)
         return replace(
             status,
-            phase=self._phase,
             fault=self.fault,
             restarts=self._restarts,
             next_try_s=next_try_s,
@@ -104,14 +105,9 @@ class ServerOwner:
         )
 
     @property
-    def _phase(self) -> EndpointPhase:
-        phase = self.endpoint.phase
-        return EndpointPhase.IDLE if waits_for_user(self.endpoint.fault) and is_terminal_phase(phase) else phase
-
-    @property
     def fault(self) -> ProtocolFault | None:
         """The server's fault; until it's up, the one of the last attempt."""
-        is_starting = self._phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
+        is_starting = self.endpoint.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
         return self.endpoint.fault or (self._last_fault if is_starting else None)
 
     @property
