@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import pytest
 from tests.deck.mcp.test_additions import DEFINITIONS, IDENTITY, in_memory, live
 from tests.support.deck import open_pins
 
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.boot import BootedBridge, BootOptions
 from induscode.deck.mcp.capability import read_definitions
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from induscode.deck.mcp.store import LedgerStore
+    from induscode.deck.mcp.store.events import Row
 
 pytestmark = pytest.mark.anyio
 
@@ -237,6 +239,29 @@ async def test_servers_outside_a_narrowed_plan_are_compared_too() -> None:
             "look-alike"
         ]
         bridge.enrolment.close()
+
+
+async def test_servers_that_start_at_once_share_one_read_of_the_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = {f"s{number}": StdioServerConfig(f"s{number}", "c") for number in range(20)}
+    async with in_memory() as store:
+        journal = Journal(store, configs.values())
+        bridge = BootedBridge(store, ServerPlan(configs=configs), BootOptions(), journal=journal)
+        bridge._configs = {name: (config, True) for name, config in configs.items()}
+        read, reads = store.latest, list[str]()
+
+        async def read_and_approve(op: str) -> Sequence[Row]:
+            reads.append(op)
+            rows = await read(op)
+            if len(reads) == 1:
+                bridge._pins.approve(RemoteToolRef("s0", "add"), tool("add"))
+            return rows
+
+        monkeypatch.setattr(store, "latest", read_and_approve)
+        async with asyncio.TaskGroup() as tasks:
+            for name in configs:
+                tasks.create_task(bridge._reread_first(name, "tool"))
+        bridge.enrolment.close()
+    assert reads == ["pin", "list"] * 2  # the second time for the server with a new approval
 
 
 async def test_the_facts_of_a_held_item_are_json() -> None:
