@@ -66,7 +66,9 @@ class Stage:
             finally:
                 await self.hooks.aclose()
 
-        return anyio.run(run_and_close)
+        result = anyio.run(run_and_close)
+        assert not os.path.exists(self.hooks._directory), "what commands read is removed"
+        return result
 
     def before(self, tool: str = "bash", server: str | None = None, **arguments: Any) -> Any:
         return self.run(partial(self.hooks.before, build_call(tool, server, **arguments)))

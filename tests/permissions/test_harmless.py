@@ -13,7 +13,11 @@ from tests.support.sandboxes import skip_without
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import SandboxState
+from induscode.launch.invocation import Invocation
+from induscode.launch.settings import APPROVAL_HARMLESS, Settings
+from induscode.permissions import load_permissions
 from induscode.permissions.check import Permissions
+from induscode.permissions.plan_mode import PlanMode
 from induscode.permissions.policy import ApprovalMode
 from induscode.permissions.rules import Effect
 
@@ -148,3 +152,13 @@ async def test_a_harmless_command_can_neither_write_nor_reach_the_network(work: 
         assert not (work / "owned").exists()
         unasked = Permissions(harmless=True, approval=ApprovalMode.ALL)
         assert not (await unasked.check(card("bash", work), {"command": "ls"}, ctx)).confined
+
+
+@pytest.mark.parametrize(
+    ("is_on", "mode"), [(True, PlanMode(approves=False)), (False, PlanMode(approves=False)), (True, None)]
+)
+async def test_only_a_conversation_with_the_setting_runs_it(is_on: bool, mode: PlanMode | None, work: Path) -> None:
+    settings = Settings().with_flag(APPROVAL_HARMLESS, is_on)
+    setup = load_permissions(Invocation(cwd=str(work), settings=settings), mode)
+    effect = await decide(work, "ls", setup.permissions)
+    assert effect is (Effect.ALLOW if is_on and mode is not None else Effect.ASK)
