@@ -24,6 +24,7 @@ _TURN = 8
 """So many test functions of a file run before those of the next file have their turn."""
 _NEAR_CASES = 20
 """So many cases of the nearest tests run with the first case of the others."""
+_TEXT = re.compile(r"""["']([^"'\\\n]{4,})["']""")
 _SLOW_SHARE = 1.5
 """How much more of the budget the tests have that start processes."""
 
@@ -85,22 +86,26 @@ def choose_tests(
     path = str(Path(mutant.path).relative_to("src"))
     mask = 0 if mutant.is_imported else baseline.find_tests(path, mutant.first, mutant.last)
     users = set(baseline.list_numbers(_find_users(mutant, baseline, read))) if mutant.is_imported else set[int]()
+    namers = _find_namers(mutant, baseline, read) if mutant.is_imported else set[str]()
     # No test runs the line: perhaps a process does that was killed before it could say so.
     mask = mask or baseline.find_all_tests(path) | _find_importers(mutant, baseline)
     numbers = baseline.list_numbers(mask)
 
+    def measure(test: str) -> int:
+        return 0 if test.partition("::")[0] in namers else find_distance(mutant.path, test)
+
     def rank(number: int) -> tuple[bool, bool, bool, int, float]:
         took_s = baseline.took_s[number]
         bucket = sum(took_s >= bound for bound in _BUCKETS_S)
-        far = find_distance(mutant.path, baseline.tests[number]) * (len(_BUCKETS_S) + 1)
+        far = measure(baseline.tests[number]) * (len(_BUCKETS_S) + 1)
         is_long = bucket == len(_BUCKETS_S)
         return number in baseline.slow_kinds, number not in users, is_long, far + bucket, took_s
 
     ordered = sorted(numbers, key=rank)
     quick = [number for number in ordered if number not in baseline.slow_kinds]
-    quick = _fit(_spread(quick, baseline.tests, mutant.path), baseline, budget_s)
+    quick = _fit(_spread(quick, baseline.tests, measure), baseline, budget_s)
     slow = [number for number in ordered if number in baseline.slow_kinds]
-    slow = _fit(_spread(slow, baseline.tests, mutant.path), baseline, budget_s * _SLOW_SHARE)
+    slow = _fit(_spread(slow, baseline.tests, measure), baseline, budget_s * _SLOW_SHARE)
     first = _take_first(quick, baseline)
     taken = set(first)
     rest = sorted((number for number in quick if number not in taken), key=lambda number: baseline.tests[number])
@@ -116,17 +121,17 @@ def find_distance(path: str, test: str) -> int:
     return 1 if module.parent.name in {name, file.parent.name} else 2
 
 
-def _spread(numbers: Sequence[int], tests: Sequence[str], path: str) -> list[int]:
+def _spread(numbers: Sequence[int], tests: Sequence[str], measure: Callable[[str], int]) -> list[int]:
     """Put one case of each test function before other cases, each in turn with those of the other files.
 
-    Tests named after the module have more cases in each turn.
+    The nearest tests have more cases in each turn.
     """
     cases, functions = Counter[str](), Counter[str]()
     keys: dict[int, tuple[int, int]] = {}
     for number in numbers:
         function, file = tests[number].partition("[")[0], tests[number].partition("::")[0]
         functions[file] += not cases[function]
-        turn = cases[function] // (1 if find_distance(path, file) else _NEAR_CASES)
+        turn = cases[function] // (1 if measure(file) else _NEAR_CASES)
         keys[number] = turn, functions[file] // _TURN
         cases[function] += 1
     return sorted(numbers, key=keys.__getitem__)
@@ -170,6 +175,13 @@ def _find_users(mutant: Mutant, baseline: Baseline, read: Callable[[str], bytes]
             if re.search(rf"\b{name[1]}\b", line) and not mutant.first <= number <= mutant.last:
                 found |= baseline.find_tests(path, number, number)
     return found
+
+
+def _find_namers(mutant: Mutant, baseline: Baseline, read: Callable[[str], bytes]) -> set[str]:
+    """Return the test files that hold a text of the change: what a table says of it is probably tested there."""
+    texts = _TEXT.findall(read(mutant.path)[mutant.start : mutant.end].decode())
+    files = {test.partition("::")[0] for test in baseline.tests} if texts else set[str]()
+    return {file for file in files if any(text in read(file).decode() for text in texts)}
 
 
 def _find_importers(mutant: Mutant, baseline: Baseline) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -182,6 +183,15 @@ def test_lines_that_no_test_is_known_to_run_are_judged_by_all_tests_of_the_file(
 def test_tests_that_run_a_line_with_the_name_of_a_table_come_first() -> None:
     source = b"_NAMES = {1, 2}\ndef f(a):\n    return a in _NAMES\n"
     groups = choose_tests(make_mutant(1, is_imported=True), make_baseline(), 10, lambda _: source)
+    assert groups[0] == ["tests/deck/test_far.py::far", "tests/core/test_example.py::near"]
+
+
+def test_files_that_hold_a_changed_text_of_a_table_come_first() -> None:
+    table = b'_NAMES = {"npm-cli.js": 1, "b": 2}\n'
+    item = table.index(b'"npm'), table.index(b'"b"')
+    mutant = replace(make_mutant(1, is_imported=True), start=item[0], end=item[1], new="")
+    sources = {"tests/deck/test_far.py": b"npm-cli.js", mutant.path: table}
+    groups = choose_tests(mutant, make_baseline(), 10, lambda path: sources.get(path, b""))
     assert groups[0] == ["tests/deck/test_far.py::far", "tests/core/test_example.py::near"]
 
 

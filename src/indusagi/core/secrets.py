@@ -486,7 +486,7 @@ def find_named_sockets(value: str) -> Iterator[str]:
         start = part.find("/")
         if start < 0 or (start and part[start - 1] not in ":=@"):
             continue
-        path = "/" + part[start:].lstrip("/")
+        path = part[start:]
         # gpg-agent's variable continues after the path: `/run/gpg/S.gpg-agent:0:1`.
         yield from (one for one in dict.fromkeys((path, path.partition(":")[0])) if _stat_socket(one) is not None)
 
