@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase
 from outside.browser import BrowserFailed, Chromium, find_chromium, opened_chromium
 from outside.install import CannotInstall, find_node, node_packages
-from outside.page.scene import CALLS, Scene, SceneFailed
+from outside.page.newcomer import Newcomer, write_clients
+from outside.page.scene import CALLS, Home, Scene, SceneFailed
 from outside.say import say
 from outside.sign_in.sites import authlib_server
 
@@ -321,12 +323,25 @@ def _judge_cluster(scene: Scene, browser: Chromium, options: _Options) -> list[s
     return problems
 
 
-async def _run(pictures: Path | None) -> list[str]:
+async def _run(pictures: Path | None, *, only_newcomer: bool) -> list[str]:
     program, node = find_chromium(), find_node()
     if program is None or node is None:
         raise CannotInstall("Chromium (Debian: apt install chromium) or node is missing")
     packages = await to_thread.run_sync(node_packages, node, "page")
     options = _Options((packages / "axe-core/axe.min.js").read_text("utf-8"), pictures)
+
+    def judge_newcomer() -> list[str]:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            home = Home(Path(folder))
+            write_clients(home.home)
+            try:
+                with opened_chromium(program) as browser, home.serve("ui", "--no-browser") as (url, _):
+                    page = PageRun(url, browser, options.axe)
+                    newcomer = Newcomer(page, home.home, lambda name: options.keep_picture(browser, name))
+                    newcomer.go_through()
+                    return newcomer.problems
+            except (AssertionError, BrowserFailed, PageFailed, SceneFailed) as exc:
+                return [f"a newcomer: {exc}"]
 
     def judge_all(sign_in_url: str) -> list[str]:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
@@ -341,17 +356,21 @@ async def _run(pictures: Path | None) -> list[str]:
             except (BrowserFailed, PageFailed, SceneFailed) as exc:
                 return [str(exc)]
 
+    problems = await to_thread.run_sync(judge_newcomer)
+    if only_newcomer:
+        return problems
     async with authlib_server() as sign_in_url:
-        return await to_thread.run_sync(judge_all, sign_in_url)
+        return problems + await to_thread.run_sync(judge_all, sign_in_url)
 
 
 def main() -> int:
     """Judge the page, and return the exit code."""
     parser = argparse.ArgumentParser(prog="outside.page", description=__doc__)
     parser.add_argument("--pictures", type=Path, help="a directory for pictures of the views")
+    parser.add_argument("--newcomer", action="store_true", help="only what a newcomer does")
     options = parser.parse_args()
     try:
-        problems = anyio.run(_run, options.pictures)
+        problems = anyio.run(partial(_run, options.pictures, only_newcomer=options.newcomer))
     except CannotInstall as exc:
         say(f"failed: {exc}")
         return 1

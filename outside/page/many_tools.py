@@ -1,4 +1,4 @@
-"""An MCP server with many tools, without a library. A FILE in its arguments has the text of its first tool."""
+"""An MCP server with many tools, without a library: `[FILE [COUNT]]`. The file has the text of its first tool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
             "description": first if not number else f"Tool {number} of many.",
             "inputSchema": schema,
         }
-        for number in range(COUNT)
+        for number in range(int(sys.argv[2]) if len(sys.argv) > 2 else COUNT)
     ]
     blocks = [{"type": "text", "text": "42 files"}, {"type": "image", "mimeType": "image/png", "data": PICTURE}]
     message = {"role": "user", "content": {"type": "text", "text": "Please count the files."}}

@@ -49,18 +49,55 @@ class SceneFailed(Exception):
     """A part of it did not start."""
 
 
-class Scene:
-    """A home directory with a project in it."""
+class Home:
+    """An empty home directory with an empty project, and a command that serves the page of it."""
 
-    def __init__(self, home: Path, sign_in_url: str) -> None:
+    def __init__(self, home: Path) -> None:
         self.home = home
         self.project = home / "project"
-        self.state = home / "state.txt"
-        """Its text becomes the description of a tool."""
-        self.calls = home / ".local/state/indus/calls.db"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "INDUS_"))}
         self._environment = {**kept, "HOME": str(home), "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}
         self.project.mkdir()
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**self._environment, "OPENAI_API_KEY": "none"}
+        return subprocess.run(
+            [_INDUS, *words], cwd=self.project, env=environment, capture_output=True, text=True, timeout=_LIMIT_S,
+            check=False,
+        )  # fmt: skip
+
+    @contextmanager
+    def serve(self, *words: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
+        """Run a command that serves the page; give the address with its key, and the process."""
+        log = self.home / f"{words[0]}.txt"
+        with log.open("wb") as said:
+            process = subprocess.Popen(
+                [_INDUS, *words],
+                cwd=self.project, env=self._environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            )  # fmt: skip
+        try:
+            deadline = time.monotonic() + _LIMIT_S
+            while "native tools" not in (text := log.read_text()):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SceneFailed(f"indus {words[0]} said: {text}")
+                time.sleep(0.05)
+            found = re.search(r"page: (\S+)", text)
+            if found is None:
+                raise SceneFailed(f"indus {words[0]} said: {text}")
+            yield found[1], process
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+class Scene(Home):
+    """A home directory with servers, records and a project in it."""
+
+    def __init__(self, home: Path, sign_in_url: str) -> None:
+        super().__init__(home)
+        self.state = home / "state.txt"
+        """Its text becomes the description of a tool."""
+        self.calls = home / ".local/state/indus/calls.db"
         (self.project / "hello.txt").write_text("good morning\n")
         own = {"ours": {"command": sys.executable, "args": [_MANY]}}
         (self.project / ".mcp.json").write_text(json.dumps({"mcpServers": own}))
@@ -104,36 +141,6 @@ class Scene:
             done = self._run(*words, "--no-mcp", "--allow", "write")
         if done.returncode:
             raise SceneFailed(f"indus -p said: {done.stderr}")
-
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        environment = {**self._environment, "OPENAI_API_KEY": "none"}
-        return subprocess.run(
-            [_INDUS, *words], cwd=self.project, env=environment, capture_output=True, text=True, timeout=_LIMIT_S,
-            check=False,
-        )  # fmt: skip
-
-    @contextmanager
-    def serve(self, *words: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
-        """Run a command that serves the page; give the address with its key, and the process."""
-        log = self.home / f"{words[0]}.txt"
-        with log.open("wb") as said:
-            process = subprocess.Popen(
-                [_INDUS, *words],
-                cwd=self.project, env=self._environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
-        try:
-            deadline = time.monotonic() + _LIMIT_S
-            while "native tools" not in (text := log.read_text()):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise SceneFailed(f"indus {words[0]} said: {text}")
-                time.sleep(0.05)
-            found = re.search(r"page: (\S+)", text)
-            if found is None:
-                raise SceneFailed(f"indus {words[0]} said: {text}")
-            yield found[1], process
-        finally:
-            process.terminate()
-            process.wait(30)
 
     @contextmanager
     def serve_cluster(self) -> Generator[tuple[str, Sequence[BrokerProcess]]]:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.commands.mcp.import_servers import discover_foreign, read_foreign
 from induscode.commands.program import run
 from induscode.servers.clients import PROGRAMS, config_places
+from induscode.servers.clients.foreign import discover_foreign, read_foreign
 
 if TYPE_CHECKING:
-    from induscode.commands.mcp.import_servers import ForeignServer
+    from induscode.servers.clients.foreign import ForeignServer
 
 _FILES = Path(__file__).with_name("client_files")
 _FILES_ARGUMENTS = ("-y", "@example/files", "--root", "/data")

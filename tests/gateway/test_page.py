@@ -186,7 +186,7 @@ def test_every_view_shows_hostile_markup_as_text(tmp_path: Path) -> None:
         assert "taken back" not in said
 
 
-def test_no_request_adds_a_server(tmp_path: Path) -> None:
+def test_no_request_adds_a_server_that_nobody_was_shown(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     evil = {"command": "touch", "args": str(trace), "url": "http://127.0.0.1:9/mcp", "type": "stdio"}
     paths = (
@@ -196,14 +196,15 @@ def test_no_request_adds_a_server(tmp_path: Path) -> None:
         "/ui/resources",
         "/ui/prompt",
         "/ui/add",
+        "/ui/row",
         "/mcp-rest/test/connection",
     )
     with opened(cwd=tmp_path, markup=markup()) as browser:
         before, evil["form_key"] = user_file().read_bytes(), form_key(browser)
         for path in paths:
-            for action in ("add", "trust", "start", "restart", "test"):
+            for action in ("add", "import", "trust", "start", "restart", "test"):
                 browser.client.post(path, data={"action": action, "name": "evil", "server": "evil", **evil})
-        assert "evil" not in browser.get("")
+        assert "evil" not in browser.get("/servers")
         assert user_file().read_bytes() == before
     assert not trace.exists()
 
@@ -346,7 +347,7 @@ def test_a_server_of_the_project_is_trusted_after_a_look(tmp_path: Path) -> None
         assert "needs no consent" in browser.post("/server", name="ours", action="trust", digest=digest)
         assert "Calls of its tools fail until" in browser.post("/server", name="ours", action="stop")
         assert "closed" in run_tool(browser, "ours__echo", text="hi")
-        assert "closed" in browser.get("/server?name=ours")
+        assert "Stateoff" in browser.get("/server?name=ours")
         assert "ours: ready" in browser.post("/server", name="ours", action="start")
         assert "Resulthi" in run_tool(browser, "ours__echo", text="hi")
         assert "There is no action" in browser.post("/server", name="ours", action="explode")

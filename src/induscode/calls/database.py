@@ -247,6 +247,13 @@ class CallDatabase:
             values,
         )
 
+    def list_clients(self, since_ms: int) -> Mapping[str, tuple[int, int]]:
+        """Return the number of calls and the time of the last one, by client."""
+        rows = self.connection.execute(
+            "SELECT client, count(*), max(at_ms) FROM calls WHERE at_ms >= ? GROUP BY client", [since_ms]
+        )
+        return {client: (count, last_ms) for client, count, last_ms in rows}
+
     def measure_steps(
         self, wanted: CallFilter, until_ms: int, step_ms: int
     ) -> Iterable[tuple[int, str, str, int, int, str]]:
@@ -424,7 +431,7 @@ class CallSeries:
     latency_us: Mapping[str, Sequence[int]]
     """Median duration by server."""
 
-    counts: Mapping[str, int]
+    by_server: Mapping[str, Sequence[int]]
     """Number of calls by server."""
     failures: Mapping[str, int]
     """Number of failed calls by server."""
@@ -458,7 +465,7 @@ def read_series(
         p50_us=[tally.find_percentile(50) for tally in series],
         p95_us=[tally.find_percentile(95) for tally in series],
         tokens={name: [tally.tokens for tally in row] for name, (_, row) in sorted(by_server.items())},
-        counts={name: whole.calls for name, (whole, _) in by_server.items()},
+        by_server={name: [tally.calls for tally in row] for name, (_, row) in by_server.items()},
         failures={name: whole.errors for name, (whole, _) in by_server.items()},
         percentiles_us={
             name: (whole.find_percentile(50), whole.find_percentile(95)) for name, (whole, _) in by_server.items()

@@ -413,8 +413,8 @@ def _format_top(series: CallSeries | None, minutes: int) -> tuple[Sequence[Seque
         return [], f"No call in the last {minutes} min."
     seconds = minutes * 60
     rows: list[Sequence[object]] = []
-    for server, values in sorted(series.latency_us.items(), key=lambda item: -series.counts[item[0]]):
-        count, tokens, failed = series.counts[server], sum(series.tokens[server]), series.failures[server]
+    for server, values in sorted(series.latency_us.items(), key=lambda item: -sum(series.by_server[item[0]])):
+        count, tokens, failed = sum(series.by_server[server]), sum(series.tokens[server]), series.failures[server]
         p50, p95 = map(format_duration, series.percentiles_us[server])
         rows.append((server, count, f"{count / seconds:.2f}", failed, p50, p95, tokens, draw_bars(values)))
     calls, errors = sum(series.calls), sum(series.errors)
@@ -438,13 +438,13 @@ def _build_top_json(series: CallSeries | None) -> JsonObject:
     servers: list[JsonObject] = [
         {
             "server": name,
-            "calls": count,
+            "calls": sum(calls),
             "failed": series.failures[name],
             "tokens": sum(series.tokens[name]),
             "p95_us": series.percentiles_us[name][1],
             "p50_us": [*series.latency_us[name]],
         }
-        for name, count in series.counts.items()
+        for name, calls in series.by_server.items()
     ]
     return {
         "since_ms": series.since_ms,

@@ -47,7 +47,7 @@ from induscode.commands.call_data import (
     read_arguments,
     to_json,
 )
-from induscode.commands.mcp.configure import AddCommand, add_server, parse_seconds, resolve_paths
+from induscode.commands.mcp.configure import AddCommand, add_server, parse_seconds
 from induscode.core.consent import build_consent
 from induscode.deck.catalog import capability_ids
 from induscode.deck.mcp.capability import build_behaviour, definition_pin
@@ -56,6 +56,7 @@ from induscode.search.options import estimate_definition
 from induscode.servers.config.dialects import UnresolvedVariableError
 from induscode.servers.config.trust import show_arguments, show_url
 from induscode.servers.config.writer import own_config_path, read_own_config
+from induscode.servers.edits import resolve_paths
 from induscode.servers.plan import build_fields, digest_place, parse_server_row, suggest_name
 
 if TYPE_CHECKING:

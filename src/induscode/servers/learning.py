@@ -23,7 +23,7 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
-from induscode.servers.plan import write_field
+from induscode.servers.plan import write_fields
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -180,8 +180,8 @@ async def _call(endpoint: ServerEndpointImpl, name: str, arguments: JsonObject) 
 
 
 def write_profile(row: ServerRow, profile: ServerProfile) -> None:
-    """Write a profile into a row of a file of ours. Blocks; raises like `write_field`."""
-    write_field(row, "sandbox", format_profile(profile))
+    """Write a profile into a row of a file of ours. Blocks; raises like `write_fields`."""
+    write_fields(row, {"sandbox": format_profile(profile)})
 
 
 def allow_behaviour(row: ServerRow, behaviour: Behaviour) -> None:

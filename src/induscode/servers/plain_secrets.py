@@ -19,13 +19,13 @@ from indusagi.interop.protocol_bridge.redaction import find_option_secrets
 from induscode.servers.clients import PROGRAMS, config_places
 from induscode.servers.config import list_config_paths
 from induscode.servers.config.dialects import PATTERNS, detect_dialect, find_dialect
+from induscode.servers.config.rows import VALUE_FIELDS
 from induscode.servers.remedies import format_command
 
 if TYPE_CHECKING:
     from indusagi.interop.auth.secrets import SecretFiles
     from induscode.servers.config.dialects import Expansion
 
-_MAPS: Final = ("env", "environment", "headers", "http_headers")
 _URLS: Final = ("url", "proxy")
 _SIGN_IN: Final = frozenset({"client_secret", "private_key", "assertion", "id_token"})
 _SCHEME = re.compile(r"(?:basic|bearer|token|api[_-]?key)\s+", re.IGNORECASE)
@@ -62,7 +62,7 @@ def find_plain_secrets(fields: JsonObject, rule: Expansion) -> Sequence[PlainSec
 
 
 def _find(fields: JsonObject) -> Iterator[PlainSecret]:
-    for key in _MAPS:
+    for key in VALUE_FIELDS:
         for name, text in _list_texts(fields.get(key)):
             scheme = _SCHEME.match(text)
             start = 0 if scheme is None else scheme.end()

@@ -37,6 +37,7 @@ from induscode.servers.config import list_all_paths, read_rows, resolve_rows
 from induscode.servers.config.dialects import detect_dialect
 from induscode.servers.config.rows import (
     REVIEW_MODES,
+    VALUE_FIELDS,
     InvalidRowError,
     Origin,
     ReviewMode,
@@ -185,9 +186,9 @@ _WORDS = {
 def name_state(state: str, reason: str | None = None) -> str:
     """Return the word for a server's phase or its row's state, or "-" if it hasn't been tried.
 
-    An idle server starts with its first call, unless a fault with this reason keeps it down.
+    An idle server starts with its first call, unless a fault with this `reason` keeps it down.
     """
-    if state == "idle" and reason is not None:
+    if state in {"idle", "faulted"} and reason is not None:
         return "sign in" if reason == "sign_in" else "failed"
     return _WORDS[state]
 
@@ -227,34 +228,34 @@ def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
     return build_unknown_name(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
 
 
-def write_field(row: ServerRow, key: str, value: JsonValue) -> None:
-    """Write a field of a row into our file, or remove it if it's null, keeping the consent to the row. Blocks.
+def write_fields(row: ServerRow, fields: Mapping[str, JsonValue]) -> None:
+    """Write fields of a row into our file, or remove those that are null, keeping the consent to the row. Blocks.
 
     Raises:
         BridgeFault: The file isn't ours, or the row has changed since it was read.
+        InvalidRowError: A value is invalid.
         OSError: The file can't be written.
     """
     scope = row.origin.scope
     own = list_own_paths(scope, find_project_dir(row.origin))
     if os.path.realpath(row.origin.file) not in map(os.path.realpath, own):
-        shown = compact_json({key: value})[1:-1]
+        shown = compact_json({key: "…" if key in VALUE_FIELDS else value for key, value in fields.items()})[1:-1]
         raise BridgeFault(f"{row.origin.file} isn't a file of indus: put {shown} into the row of {row.id!r} yourself")
 
-    def set_field(fields: Mapping[str, JsonValue]) -> JsonObject:
-        changed = {name: one for name, one in fields.items() if name != key}
-        return changed if value is None else {**fields, key: value}
+    def set_fields(before: Mapping[str, JsonValue]) -> JsonObject:
+        return {key: value for key, value in {**before, **fields}.items() if key not in fields or value is not None}
 
     def change(present: JsonObject) -> JsonObject:
         if {**present, "name": row.id} != {**row.written, "name": row.id}:
             raise BridgeFault(f"the row of {row.id!r} in {row.origin.file} has changed since you looked; look again")
-        return set_field(present)
+        return set_fields(present)
 
     store = TrustStore()
     is_trusted = scope == "project" and store.consent(row) == "trusted"
+    changed = parse_row(row.id, set_fields(row.written), row.origin, expansion=row.expansion)
     if not change_row(row.origin.file, row.id, change, private=scope == "user"):
         raise BridgeFault(f"{row.origin.file} has no server {row.id!r} any more")
     if is_trusted:
-        changed = parse_row(row.id, set_field(row.written), row.origin, expansion=row.expansion)
         store.approve(changed, describe_row(changed).digest)
 
 
@@ -382,6 +383,12 @@ def build_reference_facts(row: ServerRow) -> JsonObject:
     return {"references": [*references]} if references else {}
 
 
+def find_unset(row: ServerRow, environ: Mapping[str, str]) -> str:
+    """Find the first variable that a row refers to and that has no value, or return an empty text."""
+    named = (found.name for found in find_references(row) if found.kind == "variable")
+    return next((name for name in named if name not in environ), "")
+
+
 def list_secret_warnings(row: ServerRow) -> Sequence[str]:
     """List warnings about a row's references that look like secrets, with their recipients."""
     return [reference.warning for reference in find_references(row) if reference.looks_secret]
@@ -393,8 +400,8 @@ def list_secret_warnings(row: ServerRow) -> Sequence[str]:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A field name: RFC 9110 §5.1."""
 _DIGEST_LETTERS = 6
 
@@ -448,7 +455,7 @@ def build_fields(
     variables: JsonObject = {}
     for text in env:
         name, equals, value = text.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
+        if not equals or not VARIABLE.fullmatch(name) or "\0" in value:
             # Don't repeat the text: it may be the secret itself.
             raise _build_usage_error("-e takes NAME=VALUE, and a name has letters, digits and '_'")
         variables[name] = value
@@ -472,7 +479,7 @@ def _build_remote_fields(
     pairs: JsonObject = {}
     for text in headers:
         name, colon, value = text.partition(":")
-        if not colon or not _HEADER.fullmatch(name) or not value.strip().isprintable():
+        if not colon or not HEADER.fullmatch(name) or not value.strip().isprintable():
             raise _build_usage_error("-H takes 'NAME: VALUE' in one line")
         pairs[name] = value.strip()
     fields: JsonObject = {"type": transport or "http", "url": url}

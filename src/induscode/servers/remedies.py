@@ -132,6 +132,8 @@ class Advice:
 
     remedy: str
     notes: Sequence[str] = field(default=())
+    variable: str = ""
+    """The variable that it needs, if that's the cause."""
 
 
 def format_command(*words: str) -> str:
@@ -171,7 +173,8 @@ def advise(
                 return Advice(f'in its sandbox, {used.lack}: {used.remedy} the "sandbox" of {config.id!r}', notes)
         named = _name_cause(config, fault, output, environ)
         if named is not None:
-            return Advice(named.format_map(words), notes)
+            variable = find_missing_variable(fault) if "needs the variable" in named else ""
+            return Advice(named.format_map(words), notes, variable)
     if fault.detail.rpc_code is not None and fault.detail.http_status is None:
         return Advice(_OWN_ERROR.format_map(words), notes)
     if fault.detail.stdout and fault.detail.reason in {None, "exited", "closed", "malformed"}:
@@ -205,13 +208,18 @@ def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, en
                 return remedy
     if (damage := _find_damage(config, fault, known, environ)) is not None:
         return damage.replace("{", "{{").replace("}", "}}")
-    variable = _MISSING_VARIABLE.search("\n".join(lines))
-    if variable is None:
+    name = find_missing_variable(fault)
+    if not name:
         return next((remedy for pattern, remedy in _GENERAL_CAUSES if pattern.search(output)), None)
-    name = variable[1] or variable[2]
     return (
         f'it needs the variable {name}: add it to its row, as in "env": {{{{"{name}": "${{{{{name}}}}}"}}}} ({{get}})'
     )
+
+
+def find_missing_variable(fault: ProtocolFault) -> str:
+    """Find the variable whose absence a process complained about, or return an empty text."""
+    found = _MISSING_VARIABLE.search("\n".join((*fault.detail.stderr, *fault.detail.stdout)))
+    return "" if found is None else found[1] or found[2]
 
 
 def _find_damage(

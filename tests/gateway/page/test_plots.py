@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from induscode.gateway.page.html import _WIDTH, draw_bar, draw_sparkline, format_number
+from induscode.gateway.page.html import _WIDTH, draw_bar, draw_bars, format_number
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def test_bar_has_its_place_on_the_scale_and_can_be_seen(
     assert f'width="{wide:g}"' in drawn.replace(".0", "")
 
 
-def test_sparkline_without_values_says_so() -> None:
-    assert "no calls" in str(draw_sparkline([None, None], "t"))
-    assert "svg" in str(draw_sparkline([None, 2.0], "t"))
+def test_bars_show_each_value_and_leave_gaps() -> None:
+    drawn = str(draw_bars([0, 2, 1], "calls per minute"))
+    assert "<title>calls per minute: 3 in all, 2 at most</title>" in drawn
+    assert drawn.count("<rect") == 2

@@ -48,13 +48,20 @@ ROUTES: Mapping[str, tuple[str, str, str]] = {
     "events": ("GET", "/ui/events", "look"),
     "server form": ("POST", "/ui/server", "act"),
     "changes form": ("POST", "/ui/changes", "act"),
+    "settings": ("GET", "/ui/settings", "own"),
+    "server to add": ("POST", "/ui/add", "configure"),
+    "row form": ("POST", "/ui/row", "configure"),
+    "client form": ("POST", "/ui/client", "configure"),
+    "rule form": ("POST", "/ui/rules", "configure"),
+    "token form": ("POST", "/ui/tokens", "configure"),
     "approval form": ("POST", "/ui/approvals", "act"),
     "tool form": ("POST", "/ui/tool", "try"),
     "resource form": ("POST", "/ui/resources", "try"),
     "prompt form": ("POST", "/ui/prompt", "try"),
 }
 """Method, path and the right that each route needs."""
-MCP, PAGE, ALL = {"list", "call"}, {"look", "act", "try"}, {"list", "call", "operate", "look", "act", "try"}
+MCP, PAGE = {"list", "call"}, {"look", "act", "try", "own", "configure"}
+ADMIN, ALL = {"list", "call", "operate", "look", "act", "try"}, {"list", "call", "operate", *PAGE}
 CREDENTIALS: dict[TokenMode, dict[str, set[str]]] = {
     "token": {
         "nothing": set(),
@@ -96,14 +103,14 @@ CREDENTIALS: dict[TokenMode, dict[str, set[str]]] = {
         "indus:list indus:admin": {"list", "operate", "look", "act"},
         "indus:list indus:admin indus:call:alpha": {"list", "call", "operate", "look", "act"},
         "indus:call indus:admin": {"call", "operate"},
-        "indus:list indus:call indus:admin": ALL,
+        "indus:list indus:call indus:admin": ADMIN,
     },
 }
-"""What each credential opens where the page is full. Read-only takes `act` and `try` away, off the page."""
+"""What each credential opens where the page is full. Read-only takes away what changes something, off the page."""
 
 
 def expect(opened: set[str], page: PageMode) -> set[str]:
-    return opened - ({"act", "try"} if page == "read-only" else PAGE if page == "off" else set())
+    return opened - ({"act", "try", "configure"} if page == "read-only" else PAGE if page == "off" else set())
 
 
 class Served:
@@ -177,7 +184,9 @@ async def served(tokens: TokenMode, page: PageMode, monkeypatch: pytest.MonkeyPa
         session = SimpleNamespace(
             mcp=SimpleNamespace(disabled=()), invocation=SimpleNamespace(cwd="/w"), fleet=SimpleNamespace()
         )
-        return SimpleNamespace(session=session, node=None, list_waiting=list_waiting, user_sign_ins=None)
+        return SimpleNamespace(
+            session=session, node=None, list_waiting=list_waiting, user_sign_ins=None, list_blocked=list_waiting
+        )
 
     async def list_waiting() -> list[str]:
         return []
@@ -237,7 +246,9 @@ async def test_finding_p2_without_a_token_the_page_knows_its_cookie_alone(
         assert host.acted == []
 
 
-@pytest.mark.parametrize("path", ["/ui/server", "/ui/tool", "/ui/changes", "/ui/resources", "/ui/prompt"])
+@pytest.mark.parametrize(
+    "path", ["/ui/server", "/ui/tool", "/ui/changes", "/ui/resources", "/ui/prompt", "/ui/add", "/ui/row"]
+)
 async def test_finding_p3_a_read_only_page_acts_for_nobody(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served("token", "read-only", monkeypatch) as host:
         headers = {"authorization": f"Bearer {USER}"}

@@ -315,10 +315,11 @@ LIB = ServerSummary(
     answer_s=0.0123, restarts=3, actions=("stop", "restart"), disabled=1,
 )  # fmt: skip
 NEW = replace(
-    LIB, name="new", state="untrusted", tools=0, tokens=0, answer_s=None, restarts=0, message="not trusted",
+    LIB, name="new", state="not trusted", tools=0, tokens=0, answer_s=None, restarts=0, message="not trusted",
     remedy="indus mcp trust new", actions=("trust",), disabled=0,
 )  # fmt: skip
-BAD = replace(LIB, name="bad", state="faulted", message="it ended", tools=0, actions=("start",))
+BAD = replace(LIB, name="bad", state="failed", message="it ended", tools=0, variable="API_TOKEN",
+              actions=("start",))  # fmt: skip
 
 
 def write_calls() -> None:
@@ -339,7 +340,8 @@ def write_calls() -> None:
 
 
 async def test_servers_are_listed_with_states_costs_and_what_can_be_done() -> None:
-    source = Source(summaries=[LIB, NEW, BAD])
+    off = replace(LIB, name="off", state="off", transport="", is_on=False, actions=())
+    source = Source(summaries=[LIB, NEW, BAD, off])
     empty = await servers.show_servers(ask(Source()))
     before = await servers.show_servers(ask(source))
     await to_thread.run_sync(write_calls)

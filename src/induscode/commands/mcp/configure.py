@@ -19,18 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from indusagi.capabilities.sandbox.profile import (
-    ENGINES,
-    PROFILES,
-    InvalidProfileError,
-    ServerProfile,
-    parse_profile,
-    server_home,
-)
+from indusagi.capabilities.sandbox.profile import ENGINES, PROFILES, server_home
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.secrets import looks_secret
-from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, StdioServerConfig, needs_sign_in
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, can_ask_user, confirm, digest_option, print_notes
 from induscode.cli.signals import run_for_result, run_until_signal
@@ -43,7 +36,8 @@ from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.config import discover_mcp_config
 from induscode.servers.config.rows import Scope, ServerRow
 from induscode.servers.config.trust import TrustStore, describe_row
-from induscode.servers.config.writer import OwnConfig, edit_own_config, own_config_path, read_own_config
+from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
+from induscode.servers.edits import RELATIVE, add_row, choose_sandbox, find_former, remove_row, resolve_paths
 from induscode.servers.plan import (
     build_fields,
     digest_place,
@@ -59,9 +53,9 @@ if TYPE_CHECKING:
     from induscode.servers.plain_secrets import SecretMove
     from induscode.servers.registry import Installation
 
-_RELATIVE = re.compile(r"\.{1,2}(?=[/:]|$)")
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
 _MAX_INPUT_CHARS = 1024 * 1024
+_CONSENTED = "You have consented to {!r} as it is; other users are asked: indus mcp trust"
 
 
 class AddCommand(click.Command):
@@ -159,38 +153,6 @@ def add(
     return add_server(context, name, fields, where, replace=replace, check=not no_check, stores=stores)
 
 
-def choose_sandbox(
-    name: str, fields: JsonObject, chosen: str | None, cwd: str, replaced: str | None
-) -> tuple[JsonObject, str]:
-    """Add the sandbox to the fields of a new row, and describe it in a line.
-
-    A command without a chosen one keeps that of the row it replaces, in the file `replaced`, or gets `standard` where
-    this machine can hold it. Blocks.
-    """
-    if "url" in fields:
-        if chosen is not None:
-            raise click.UsageError("--sandbox is for a command; a URL starts no process")
-        return fields, ""
-    program = str(fields["command"])
-    before = read_own_config(replaced).rows().get(name, {}) if replaced is not None else {}
-    value = before.get("sandbox") if chosen is None else chosen
-    if value is not None:
-        try:
-            profile = parse_profile(value)
-        except InvalidProfileError as exc:
-            raise click.UsageError(f"Server {name!r}: {exc}; --sandbox replaces it") from exc
-        touches = "off: it may do whatever you may" if profile is None else profile.describe()
-        return {**fields, "sandbox": value}, f"Sandbox: {touches}"
-    if os.path.basename(program) in ENGINES or program.startswith(CLUSTER_PREFIX):
-        why = "it starts nothing here" if program.startswith(CLUSTER_PREFIX) else f"{program} needs its own socket"
-        return fields, f"Sandbox: off: {why}"
-    from indusagi.capabilities.sandbox.backend import list_server_sandboxes  # noqa: PLC0415 — for a new command
-
-    if "standard" not in list_server_sandboxes(cwd):
-        return fields, "Sandbox: off: this machine has neither bubblewrap nor Landlock, so it may do whatever you may"
-    return {**fields, "sandbox": "standard"}, f"Sandbox: {ServerProfile().describe()} (--sandbox off: no sandbox)"
-
-
 def parse_seconds(option: str, text: str) -> float:
     """Parse the value of an option like `startup_timeout`."""
     try:
@@ -200,26 +162,6 @@ def parse_seconds(option: str, text: str) -> float:
     if not math.isfinite(number) or number <= 0:
         raise click.UsageError(f"--{option.replace('_', '-')} takes seconds, a number above 0, not {text!r}")
     return int(number) if number.is_integer() else number
-
-
-def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:
-    """Make relative paths in a command line absolute, since a client may start it anywhere, and print each change.
-
-    Paths are `.`, `./x`, `../x`, and existing files with a folder or an extension (`src/server.py`), also after
-    `--option=` and before `:` (a volume).
-    """
-    resolved: list[str] = []
-    for word in words:
-        option, equals, value = word.rpartition("=") if word.startswith("-") else ("", "", word)
-        named = _RELATIVE.match(value) or (
-            not value.startswith("-") and re.search(r"[./]", value) and os.path.isfile(os.path.join(cwd, value))
-        )
-        if named and not os.path.isabs(value):
-            path, colon, rest = value.partition(":")
-            word = f"{option}{equals}{os.path.normpath(os.path.join(cwd, path))}{colon}{rest}"
-            print_status(f"{value!r} is written as {word.removeprefix(option + equals)!r}: it may be started anywhere")
-        resolved.append(word)
-    return tuple(resolved)
 
 
 @define_command("add-json", "--cwd")
@@ -271,17 +213,14 @@ def add_server(
     invocation = read_invocation(context)
     path = own_config_path(scope, invocation.cwd)
     parse_server_row(name, fields, path, scope)
-    former = _find_former(read_own_config(path), name, replace=replace)
+    former = find_former(read_own_config(path), name, replace=replace)
     fields = store_secrets(path, name, fields, former, stores)
-    row = parse_server_row(name, fields, path, scope)
-    with edit_own_config(path, private=scope == "user") as config:
-        _find_former(config, name, replace=replace)
-        config.put(name, fields)
+    row = add_row(name, fields, path, scope, replace=replace)
     print_line(f"Added server {name!r} to {path}")
     if about:
         print_line(about)
     if scope == "project":
-        give_consent(row)
+        print_line(_CONSENTED.format(name))
     target = row.config
     command = target.command if isinstance(target, StdioServerConfig) else None
     if isinstance(target, StdioServerConfig) and target.sandbox is not None and target.sandbox.container is not None:
@@ -292,7 +231,7 @@ def add_server(
         problem = f"the value of {', '.join(plain)} is in a file of the project"
         print_status(f"{problem}: write ${{VARIABLE}} to take it from the environment")
     if isinstance(target, StdioServerConfig) and target.cwd is None:
-        relative = next((word for word in (target.command, *target.args) if _RELATIVE.match(word)), None)
+        relative = next((word for word in (target.command, *target.args) if RELATIVE.match(word)), None)
         if relative is not None:
             print_status(
                 f"{relative!r} is relative to the directory indus is started in: write the whole path, or a cwd"
@@ -305,13 +244,6 @@ def add_server(
         print_status(f"{other} has a server {name!r} as well, and that one is used")
         return 0
     return _check_server(invocation, name) if check else 0
-
-
-def _find_former(config: OwnConfig, name: str, *, replace: bool) -> JsonObject | None:
-    former = config.rows().get(name)
-    if former is not None and not replace:
-        raise click.UsageError(f"{config.path} has a server {name!r}: give another name, or --replace")
-    return former
 
 
 def store_secrets(
@@ -408,7 +340,7 @@ def _check_server(invocation: Invocation, name: str) -> int:
 def give_consent(row: ServerRow) -> None:
     """Record consent: the user typed this server into a command."""
     TrustStore().approve(row, describe_row(row).digest)
-    print_line(f"You have consented to {row.id!r} as it is; other users are asked: indus mcp trust")
+    print_line(_CONSENTED.format(row.id))
 
 
 # -- remove, enable, disable ------------------------------------------------------------------
@@ -420,10 +352,7 @@ def give_consent(row: ServerRow) -> None:
 def remove(context: click.Context, name: str, *, scope: str | None) -> int:
     """Remove the server NAME from our file, and your consent to it. A later server of that name starts fresh."""
     path, whose = find_own_file(read_invocation(context).cwd, name, scope)
-    with edit_own_config(path, private=whose == "user") as config:
-        config.remove(name)
-    if whose == "project":
-        TrustStore().revoke(path, name)
+    remove_row(name, path, whose)
     print_line(f"Removed server {name!r} from {path}")
     home = server_home(name, os.path.realpath(path))
     if os.path.isdir(home):

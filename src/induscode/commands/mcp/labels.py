@@ -24,7 +24,7 @@ from induscode.servers.labels import (
     format_labels,
     parse_labels,
 )
-from induscode.servers.plan import find_row, write_field
+from induscode.servers.plan import find_row, write_fields
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def labels(
     before = row.labels
     if given is not None:
         rows = {**before, tool or WHOLE_SERVER: _parse(given)}
-        write_field(row, "labels", format_labels(rows))
+        write_fields(row, {"labels": format_labels(rows)})
         print_line(f"{_name(name, tool)}: {_format(rows[tool or WHOLE_SERVER])}")
         return 0
     if reset:
         rows = {key: value for key, value in before.items() if tool not in {None, key}}
-        write_field(row, "labels", format_labels(rows) if rows else None)
+        write_fields(row, {"labels": format_labels(rows) if rows else None})
         print_line(f"{_name(name, tool)}: proposed again")
         return 0
     found = run_for_result(lambda _: _find_labels(plan.narrow([name])))
@@ -111,7 +111,7 @@ def labels(
     if not ask_consent(consent, "Give its tools these labels?", yes=yes, digests=digests):
         print_line("Nothing was changed.")
         return _DECLINED
-    write_field(row, "labels", format_labels({**before, **proposed}))
+    write_fields(row, {"labels": format_labels({**before, **proposed})})
     print_line(f"{_name(name, tool)}: confirmed")
     return 0
 

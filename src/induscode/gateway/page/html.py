@@ -151,14 +151,17 @@ def address(path: str, /, **query: str | int) -> str:
     return f"{PREFIX}{path}" + (f"?{urlencode(given)}" if given else "")
 
 
-def build_form(user: PageUser, target: str, /, *children: Node, button: str, look: str = "", **hidden: str) -> Html:
+def build_form(
+    user: PageUser, target: str, /, *children: Node, button: str, look: str = "", busy: str | None = None, **hidden: str
+) -> Html:
     """Build a form that changes something, with the user's form key, which the site requires.
 
-    `target` is the address of the answering view; without the form, the same address shows the same view.
+    `target` is the address of the answering view; without the form, the same address shows the same view. The button
+    says `busy` until the answer is there.
     """
     fields = [tag("input", type_="hidden", name=name, value=value) for name, value in hidden.items()]
     key = tag("input", type_="hidden", name="form_key", value=user.form_key)
-    submit = tag("button", button, type_="submit", cls=look or None)
+    submit = tag("button", button, type_="submit", cls=look or None, data_busy=busy)
     return tag("form", key, fields, children, submit, method="post", action=target)
 
 
@@ -189,6 +192,42 @@ def build_field(name: str, label: str, value: str, hint: str = "", kind: str = "
     return tag("span", tag("label", label, for_=f"by-{name}"), control)
 
 
+def build_entry(
+    name: str,
+    label: str,
+    hint: str = "",
+    *,
+    value: str = "",
+    kind: str = "text",
+    choices: Mapping[str, str] | None = None,
+    rows: int = 0,
+    required: bool = False,
+) -> Html:
+    """Build a field of a form that changes something: its label, a control, and a hint below."""
+    about = f"about-{name}" if hint else None
+    given: Mapping[str, Attribute] = {
+        "id": f"entry-{name}",
+        "name": name,
+        "aria_describedby": about,
+        "required": required,
+    }
+    if choices is not None:
+        options = [tag("option", text, value=one, selected=one == value) for one, text in choices.items()]
+        control = tag("select", options, **given)
+    elif rows:
+        control = tag("textarea", value, rows=rows, autocomplete="off", spellcheck="false", **given)
+    else:
+        control = tag("input", type_=kind, value=value or None, autocomplete="off", spellcheck="false", **given)
+    shown = tag("small", hint, id=about) if hint else None
+    return tag("div", tag("label", label, for_=f"entry-{name}"), control, shown, cls="field")
+
+
+def build_mark(name: str, label: Node, *, marked: bool = True) -> Html:
+    """Build a check mark with its label."""
+    box = tag("input", type_="checkbox", name=name, value="1", checked=marked)
+    return tag("label", box, tag("span", label), cls="mark-box")
+
+
 def build_choice(name: str, label: str, choices: Mapping[str, str], chosen: str) -> Html:
     """Build a drop-down with a label above it."""
     options = [tag("option", text, value=value, selected=value == chosen) for value, text in choices.items()]
@@ -213,9 +252,10 @@ def build_search(path: str, label: str, value: str, /, **fields: str) -> Html:
     )
 
 
-def live(topic: Topic, name: str, *children: Node) -> Html:
-    """Build a section that the script refetches when its topic changes."""
-    return tag("section", children, id=f"live-{name}", data_topic=topic)
+def live(topics: Topic | Sequence[Topic], name: str, *children: Node) -> Html:
+    """Build a section that the script refetches when one of its topics changes."""
+    listed = topics if isinstance(topics, str) else " ".join(topics)
+    return tag("section", children, id=f"live-{name}", data_topic=listed)
 
 
 def shorten(text: str) -> str:
@@ -352,12 +392,17 @@ def _describe_points(
     return areas
 
 
-def draw_sparkline(values: Sequence[float | None], title: str) -> Html:
-    """Draw a small line without axes."""
-    present = [value for value in values if value is not None]
-    if not present:
-        return tag("span", "no calls", cls="faint")
-    return _frame(title, _draw(values, max(present), "line-0"), "spark")
+def draw_bars(values: Sequence[int], title: str, look: str = "spark") -> Html:
+    """Draw a small bar per value on a base line; each shows its value on hover."""
+    step, top = _WIDTH / max(1, len(values)), max(values, default=0)
+    shapes = [tag("line", x1=0, y1=_HEIGHT, x2=_WIDTH, y2=_HEIGHT, cls="axis")]
+    for index, value in enumerate(values):
+        height = value / top * (_HEIGHT - 4) if top else 0
+        if value:
+            x, y = round(index * step, 1), round(_HEIGHT - height, 1)
+            shown = tag("title", f"{value:,}")
+            shapes.append(tag("rect", shown, x=x, y=y, width=round(step * 0.8, 1), height=round(height, 1), cls="fill"))
+    return _frame(f"{title}: {sum(values):,} in all, {top:,} at most", shapes, look)
 
 
 def draw_bar(title: str, start: float, length: float, end: float, kind: str) -> Html:
@@ -415,6 +460,8 @@ class PageView:
     content: Html
     section: str
     status: int = 200
+    target: str = ""
+    """Where the browser goes instead, after a form that needs no answer of its own."""
 
 
 class PageError(Exception):

@@ -49,6 +49,13 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/servers": ("servers", "show_servers"),
     "/approvals": ("approvals", "show_approvals"),
     "/server": ("servers", "show_server"),
+    "/add": ("add", "show_add"),
+    "/row": ("row", "show_row"),
+    "/connect": ("clients", "show_clients"),
+    "/client": ("clients", "show_client"),
+    "/settings": ("settings", "show_settings"),
+    "/rules": ("settings", "show_rules"),
+    "/tokens": ("tokens", "show_tokens"),
     "/tools": ("items", "show_tools"),
     "/tool": ("items", "show_tool"),
     "/resources": ("items", "show_resources"),
@@ -68,10 +75,11 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
 }
 """Module and function of each view; modules load on first request."""
 _FORMS: Mapping[str, str] = {
-    "/server": "can_act", "/changes": "can_act", "/session/rewind": "can_act", "/approvals": "can_act",
-    "/tool": "can_try", "/resources": "can_try", "/prompt": "can_try",
+    **dict.fromkeys(("/server", "/changes", "/session/rewind", "/approvals"), "can_act"),
+    **dict.fromkeys(("/tool", "/resources", "/prompt"), "can_try"),
+    **dict.fromkeys(("/add", "/row", "/connect", "/client", "/settings", "/rules", "/tokens"), "can_configure"),
     "/sign-ins": "can_look",
-}  # fmt: skip
+}
 """The right that a view's forms need. Those of sign-ins change what belongs to their user alone."""
 _LOGIN: Final = ("/login", "/callback")
 _LOGIN_COOKIE: Final = "_login"
@@ -242,6 +250,8 @@ class PageSite:
                 raise HttpRefusal(403, "your token doesn't allow that" if self.mode == "full" else _READ_ONLY)
         elif method not in {"GET", "HEAD"}:
             raise refuse_method("GET" if right is None else "GET, POST")
+        elif right == "can_configure" and not user.rights.is_owner:
+            raise HttpRefusal(403, "only the owner of the gateway sees that")
 
     def _find_user(self, request: HttpRequest) -> PageUser:
         """Return the signed-in browser or token client; `HttpRefusal` if the token doesn't open the page."""
@@ -313,6 +323,8 @@ class PageSite:
             current_client.reset(client)
         if isinstance(view, SiteResponse):
             return replace(view, headers=[*view.headers, *_SECURITY])
+        if view.target:
+            return _redirect(view.target)
         waiting = {"home": len(await source.list_waiting()), "changes": len(await source.list_blocked())}
         cwd = source.session.invocation.cwd
         has_sign_ins = source.user_sign_ins is not None and bool(source.user_sign_ins.list_servers())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -36,15 +36,27 @@ from induscode.search.items import SearchItem, SearchKind, build_content_item, b
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.labels import LABELS, find_labels
-from induscode.servers.plan import STATE_REMEDIES, ServerPlan, list_secret_warnings, name_trust_command, name_way
+from induscode.servers.plan import (
+    STATE_REMEDIES,
+    RowState,
+    ServerPlan,
+    find_switched_off,
+    find_unset,
+    list_secret_warnings,
+    name_state,
+    name_trust_command,
+    name_way,
+)
 from induscode.servers.remedies import advise, format_server_command
 from induscode.servers.sign_in import sign_in_to_server
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.provision import ToolDeck
     from induscode.gateway.gateway import Gateway
+    from induscode.gateway.page.drafts import Draft
     from induscode.gateway.page.redirects import BrowserSignIns
     from induscode.permissions import Wrap
     from induscode.servers.config.rows import ServerRow
@@ -52,6 +64,9 @@ if TYPE_CHECKING:
 _SIGN_IN_START_S: Final = 30.0
 """How long an issuer may take to provide the sign-in address."""
 _MAX_FOUND: Final = 50
+_ROWS_S: Final = 10.0
+"""How long the gateway may take to read its files again."""
+_POLL_S: Final = 0.1
 _CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = frozenset(
     ("prompt", "resource", "template")
 )
@@ -67,7 +82,7 @@ class ServerSummary:
     name: str
     transport: str
     state: str
-    """Its phase, or the reason it isn't started: `untrusted`, `changed`, `unsandboxed`, `unresolved`."""
+    """In a word: `ready`, `starting`, `failed`, `sign in`, `not trusted`, `off`."""
     scope: str
     file: str
     tools: int
@@ -80,8 +95,12 @@ class ServerSummary:
     message: str = ""
     """Its problem, if any."""
     remedy: str = ""
+    variable: str = ""
+    """The variable that it lacks, if that's its problem."""
     actions: tuple[ServerAction, ...] = ()
     disabled: int = 0
+    is_on: bool = True
+    """Whether its row is switched on."""
 
 
 @record
@@ -155,6 +174,8 @@ class GatewayPage:
         self.user_sign_ins = gateway.user_sign_ins
         self.browser_sign_ins: BrowserSignIns | None = None
         """Set by the site, with access tokens."""
+        self.drafts: dict[str, Draft] = {}
+        """Servers that were shown and aren't added yet, by their digests."""
         self._sign_ins: dict[str, BackgroundTask] = {}
         self._searching = Lock()
         self._index = BackgroundIndex()
@@ -170,6 +191,24 @@ class GatewayPage:
     def plan(self) -> ServerPlan:
         """The servers as currently configured."""
         return self._gateway.plan
+
+    async def wait_for_rows(self, names: Collection[str], gone: Collection[str] = ()) -> None:
+        """Wait until the gateway has read that servers were added or are gone, for a while."""
+
+        def is_read() -> bool:
+            present = {row.id for row in self.plan.rows}
+            return {*names} <= present and not present & {*gone}
+
+        await self._wait_until(is_read)
+
+    async def wait_for_change(self, before: ServerPlan) -> None:
+        """Wait until the gateway has read a change after the plan `before`, for a while."""
+        await self._wait_until(lambda: self.plan is not before)
+
+    async def _wait_until(self, is_read: Callable[[], bool]) -> None:
+        with anyio.move_on_after(_ROWS_S):
+            while not is_read():  # noqa: ASYNC110 — read from files, by another task
+                await anyio.sleep(_POLL_S)
 
     async def list_waiting(self) -> Sequence[str]:
         """List the calls that wait for a person."""
@@ -218,7 +257,19 @@ class GatewayPage:
         cards: dict[str, list[BridgeCapability]] = {}
         for card in self.session.mcp.capabilities:
             cards.setdefault(card.ref.server, []).append(card)
-        return [await self._describe(row, cards.get(row.id, ())) for row in self.plan.rows]
+        off = await to_thread.run_sync(find_switched_off, self.session.invocation)
+        present = {row.id for row in self.plan.rows}
+        return [
+            *[await self._describe(row, cards.get(row.id, ())) for row in self.plan.rows],
+            *[
+                ServerSummary(
+                    name=one.name, transport="", state="off", scope=one.scope, file=one.file, tools=0, tokens=0,
+                    answer_s=None, restarts=0, is_on=False,
+                )
+                for one in off
+                if one.name not in present
+            ],
+        ]  # fmt: skip
 
     def _describe_labels(self, row: ServerRow, cards: Sequence[BridgeCapability]) -> str | None:
         config, given = self.plan.configs.get(row.id), self.plan.find_labels(row.id)
@@ -236,7 +287,7 @@ class GatewayPage:
         facts = ServerSummary(
             name=row.id,
             transport=name_way(row),
-            state=state if status is None or state != "startable" else str(status.phase),
+            state=_name_state(state, status),
             scope=row.origin.scope,
             file=row.origin.file,
             tools=len(cards),
@@ -251,7 +302,11 @@ class GatewayPage:
             remedy = name_trust_command(row) if state in {"untrusted", "changed"} else remedy
             warnings = (f"WARNING: {warning}" for warning in list_secret_warnings(row))
             actions: tuple[ServerAction, ...] = ("trust",) if state in {"untrusted", "changed"} else ()
-            return replace(facts, message=". ".join([message, *warnings]), remedy=remedy, actions=actions)
+            lacking = find_unset(row, os.environ) if state == "unresolved" else ""
+            message = f"{lacking} has no value" if lacking else message
+            return replace(
+                facts, message=". ".join([message, *warnings]), remedy=remedy, actions=actions, variable=lacking
+            )
         running = status.phase is EndpointPhase.READY
         actions = ("stop", "restart") if running else ("start",)
         if needs_sign_in(status.fault):
@@ -264,13 +319,14 @@ class GatewayPage:
         # In a thread, as it looks for lock files of package managers.
         looking = partial(advise, row.id, self.plan.configs[row.id], status.fault, os.environ, connected=running)
         advice = await to_thread.run_sync(looking)
-        return replace(facts, message=message, remedy=advice.remedy, actions=actions)
+        return replace(facts, message=message, remedy=advice.remedy, actions=actions, variable=advice.variable)
 
     def ask_consent(self, server: str) -> Consent:
         """Describe a server's row in full, without secret values. Blocks."""
-        return TrustStore().question(self._find_row(server))
+        return TrustStore().question(self.find_row(server))
 
-    def _find_row(self, server: str) -> ServerRow:
+    def find_row(self, server: str) -> ServerRow:
+        """Find a server's row."""
         row = next((row for row in self.plan.rows if row.id == server), None)
         if row is None:
             raise BridgeFault(f"there is no server {server!r}")
@@ -278,7 +334,7 @@ class GatewayPage:
 
     async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
         """Start, stop, restart, trust or sign in to a server; `CoreError` if that fails."""
-        row = self._find_row(server)
+        row = self.find_row(server)
         fleet, state = self.session.mcp.fleet, self.plan.state_of(row)
         if action == "trust":
             if state not in {"untrusted", "changed"}:
@@ -375,3 +431,9 @@ class GatewayPage:
     async def get_prompt(self, server: str, name: str, arguments: JsonObject) -> JsonObject:
         """Get the messages of a prompt."""
         return await (await self._open_content()).get_prompt(server, name, arguments)
+
+
+def _name_state(state: RowState, status: EndpointStatus | None) -> str:
+    if state != "startable" or status is None:
+        return name_state(state)
+    return name_state(str(status.phase), None if status.fault is None else status.fault.detail.reason or "fault")

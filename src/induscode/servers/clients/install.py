@@ -26,7 +26,9 @@ from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.secrets import REDACTED
 from induscode.servers.clients import CLIENTS, Client, Entry, config_places, format_toml_table, is_own_row
+from induscode.servers.config.rows import VALUE_FIELDS
 from induscode.servers.config.writer import replace_text
 
 _MAX_DEPTH = 200
@@ -280,6 +282,8 @@ class Change:
     before: str | None
     """`None`: the file doesn't exist."""
     after: str
+    hidden: Sequence[str] = field(default=(), repr=False)
+    """Values of variables and headers, which aren't shown."""
 
     @property
     def is_empty(self) -> bool:
@@ -287,11 +291,14 @@ class Change:
         return self.after == (self.before or "")
 
     def diff(self) -> str:
-        """Format the changed lines without context, which may hold secrets."""
+        """Format the changed lines, without context or values that may be secrets."""
         lines = difflib.unified_diff(
             (self.before or "").splitlines(), self.after.splitlines(), self.path, self.path, lineterm="", n=0
         )
-        return "\n".join(lines)
+        text = "\n".join(lines)
+        for value in sorted(self.hidden, key=len, reverse=True):
+            text = text.replace(value, REDACTED)
+        return text
 
     def apply(self) -> str | None:
         """Write the file and return the backup's path, if any.
@@ -445,7 +452,11 @@ def _verify_change(client: Client, path: str, before: str | None, after: str, ex
         by_hand = f"paste what --print-config {client.program} prints"
         raise InstallError(f"{path} is written in a way that cannot be edited here: {by_hand}")
     mark = _BOM if (before or "").startswith(_BOM) else ""
-    return Change(path, before, mark + after)
+    rows = _find_servers(client, _parse(client, path, before or "")).values()
+    maps = [row.get(key) for row in rows if is_json_object(row) for key in VALUE_FIELDS]
+    values = [text for one in maps if is_json_object(one) for text in one.values() if isinstance(text, str) and text]
+    # As they're written in JSON, or in TOML.
+    return Change(path, before, mark + after, [json.dumps(text, ensure_ascii=False) for text in values])
 
 
 def _parse(client: Client, path: str, text: str) -> JsonObject:

@@ -320,6 +320,8 @@ _CAMEL = {
 
 SWITCHES = frozenset({"enabled", "disabled"})
 """Fields that switch a row on or off."""
+VALUE_FIELDS: Final = ("env", "environment", "headers", "http_headers")
+"""Fields with variables or headers, in any client's spelling; their values may be secrets."""
 
 
 def is_switched_off(row: JsonObject) -> bool:

@@ -5,6 +5,10 @@ const wanted = new Set();
 let fetching = false;
 let events = null;
 
+function listTopics(section) {
+  return section.dataset.topic.split(" ");
+}
+
 // Don't replace a section while the user types or selects text in it.
 function isBusy(section) {
   const active = document.activeElement;
@@ -49,8 +53,9 @@ async function refresh() {
     const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     for (const section of document.querySelectorAll("[data-topic]")) {
       const other = fresh.getElementById(section.id);
-      if (!other || !topics.has(section.dataset.topic) || section.innerHTML === other.innerHTML) continue;
-      if (isBusy(section)) wanted.add(section.dataset.topic);
+      const changed = listTopics(section).filter((topic) => topics.has(topic));
+      if (!other || !changed.length || section.innerHTML === other.innerHTML) continue;
+      if (isBusy(section)) changed.forEach((topic) => wanted.add(topic));
       else replaceSection(section, document.importNode(other, true));
     }
     for (const badge of document.querySelectorAll("nav .badge")) {
@@ -73,12 +78,26 @@ function updateAges() {
   }
 }
 
+// A form is sent once, and its button says so until the answer is there.
+document.addEventListener("submit", (event) => {
+  const button = event.submitter;
+  if (event.target.method !== "post" || !button) return;
+  setTimeout(() => {
+    button.disabled = true;
+    if (button.dataset.busy) button.textContent = button.dataset.busy;
+  }, 0);
+});
+// The browser shows a page from its history as it left it.
+addEventListener("pageshow", () => {
+  for (const one of document.querySelectorAll("form button[type=submit]")) one.disabled = false;
+});
+
 const lost = document.createElement("p");
 lost.className = "lost";
 lost.setAttribute("role", "status");
 document.body.append(lost);
 
-const shown = new Set([...document.querySelectorAll("[data-topic]")].map((section) => section.dataset.topic));
+const shown = new Set([...document.querySelectorAll("[data-topic]")].flatMap(listTopics));
 
 // Browsers limit connections to six per site, so hidden pages give theirs up.
 function listen() {

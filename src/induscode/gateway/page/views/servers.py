@@ -17,7 +17,7 @@ from induscode.gateway.page.html import (
     PageView,
     address,
     build_form,
-    draw_sparkline,
+    draw_bars,
     link,
     link_outside,
     live,
@@ -38,86 +38,103 @@ from induscode.gateway.page.source import ServerAction, ServerSummary
 if TYPE_CHECKING:
     from induscode.gateway.page.access import PageRequest
 
-_HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
+_HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Last hour", "Median", "")
 _STEPS, _STEP_MS = 30, 120_000
-"""Sparkline: one hour in two-minute steps."""
+"""Bars: one hour in two-minute steps."""
 _MAX_TOOLS = 25
 """Tools listed in a server's view; a link leads to the rest."""
 _LABELS: Mapping[str, str] = {
     "start": "Start", "stop": "Stop", "restart": "Restart", "sign-in": "Sign in", "trust": "Review and trust",
 }  # fmt: skip
+_BUSY: Mapping[str, str] = {"start": "Starting…", "stop": "Stopping…", "restart": "Restarting…"}
 
 
 async def show_servers(page: PageRequest) -> PageView:
     """Show all servers."""
     servers = await page.source.list_servers()
-    series = await to_thread.run_sync(use_calls, _read_hour)
+    section = live("servers", "servers", await build_servers(page, servers))
+    return PageView("Servers", tag("div", section), "servers")
+
+
+async def build_servers(
+    page: PageRequest, servers: Sequence[ServerSummary], *, is_home: bool = False
+) -> Sequence[Node]:
+    """Build the table of all servers with its summary, or what to do without any; `is_home` leaves problems out."""
+    add = tag("a", "Add a server", href=address("/add"), cls="button") if page.user.rights.can_configure else None
+    if not servers:
+        return [show_nothing("No servers yet."), add]
+    series = await to_thread.run_sync(use_calls, read_hour)
     ready = sum(server.state == "ready" for server in servers)
     tools, tokens = format_count(sum(one.tools for one in servers), "tool"), sum(one.tokens for one in servers)
+    summary = f"{ready} of {len(servers)} ready. {tools}, about {tokens:,} tokens."
     rows = [_build_row(page, server, series) for server in servers]
-    content = live(
-        "servers",
-        "servers",
-        tag("p", f"{format_count(len(servers), 'server')}, {ready} ready. {tools}, about {tokens:,} tokens."),
-        table(_HEADS, rows, caption="Servers", numbers=(3, 4, 5, 7)) if rows
-        else show_nothing("No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"),
-        [_explain(server) for server in servers if server.message],
-    )  # fmt: skip
-    return PageView("Servers", content, "servers")
+    if is_home:
+        rows = [
+            (link(server.name, "/server", name=server.name), *row[1:-1])
+            for server, row in zip(servers, rows, strict=True)
+        ]
+    title = [tag("h2", "Servers"), " "] if is_home else None
+    head = tag("div", tag("div", title, tag("span", summary, cls="faint"), cls="title"), add, cls="head")
+    return [head, table(_HEADS[: len(rows[0])], rows, caption="Servers", numbers=(3, 4, 6))]
 
 
-def _read_hour(database: CallDatabase) -> CallSeries:
+def read_hour(database: CallDatabase) -> CallSeries:
+    """Read the calls of the last hour in the steps of the bars."""
     return read_series(database, now_ms(), _STEP_MS, _STEPS, database.limit(CallFilter())[0])
 
 
-def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:
-    answer = "" if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
+def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Node]:
+    path = "/server" if server.is_on else "/row"
+    median = "" if series is None else series.percentiles_us.get(server.name, (0, 0))[0]
     return (
-        link(server.name, "/server", name=server.name),
+        [
+            link(server.name, path, name=server.name),
+            tag("p", server.message, cls="problem") if server.message else None,
+        ],
         show_state(server.state),
         server.transport,
-        _count_tools(server),
-        f"{server.tokens:,}",
-        answer,
-        _draw_latency(server, series),
-        str(server.restarts),
-        _build_actions(page, server) or "",
+        _count_tools(server) if server.is_on else "",
+        f"{server.tokens:,}" if server.is_on else "",
+        _draw_calls(server, series),
+        format_duration(median) if median else "",
+        build_actions(page, server) or "",
     )
 
 
 def _count_tools(server: ServerSummary) -> str:
-    return f"{server.tools}" + (f" (+{server.disabled} disabled)" if server.disabled else "")
+    return f"{server.tools}" + (f" (+{server.disabled} blocked)" if server.disabled else "")
 
 
-def _draw_latency(server: ServerSummary, series: CallSeries | None) -> Html:
-    latency = [] if series is None else [value or None for value in series.latency_us.get(server.name, ())]
-    peak = max((value for value in latency if value), default=0)
-    return draw_sparkline(latency, f"median duration of calls, at most {format_duration(peak)}")
+def _draw_calls(server: ServerSummary, series: CallSeries | None) -> Node:
+    calls = () if series is None else series.by_server.get(server.name, ())
+    return (draw_bars(calls, "calls per 2 minutes"), f" {sum(calls):,}") if any(calls) else ""
 
 
-def _build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
-    if not page.user.rights.can_act or not server.actions:
+def build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
+    """Build the buttons of a server: the fix of its problem first."""
+    if not page.user.rights.can_act:
         return None
-    target = address("/server", name=server.name)
-    forms = [
-        tag("a", _LABELS[action], href=target, cls="button")
-        if action == "trust"
-        else build_form(page.user, target, button=_LABELS[action], action=action)
-        for action in server.actions
-    ]
-    return tag("div", forms, cls="actions")
+    target, buttons = address("/server", name=server.name), list[Html]()
+    if page.user.rights.can_configure and server.variable:
+        href = f"{address('/row', name=server.name, set=server.variable)}#variables"
+        buttons.append(tag("a", f"Set {server.variable}", href=href, cls="button main"))
+    for action in server.actions:
+        if action == "trust":
+            buttons.append(tag("a", _LABELS[action], href=target, cls="button main"))
+            continue
+        label = "Retry" if action == "start" and server.state == "failed" else _LABELS[action]
+        busy = _BUSY.get(action)
+        buttons.append(build_form(page.user, target, button=label, busy=busy, action=action))
+    if server.state == "failed" and server.actions:
+        buttons.append(tag("a", "Show log", href=f"{target}#log", cls="button"))
+    if page.user.rights.can_configure:
+        buttons.append(tag("a", "Change", href=address("/row", name=server.name), cls="button"))
+    return tag("div", buttons, cls="actions") if buttons else None
 
 
 def _explain(server: ServerSummary) -> Html:
     remedy = tag("p", "Fix: ", tag("code", server.remedy)) if server.remedy else None
-    waits = server.state in {"untrusted", "changed", "unsandboxed", "unresolved"}
-    return tag(
-        "article",
-        tag("h2", server.name, " ", show_state(server.state)),
-        tag("p", server.message),
-        remedy,
-        cls="warning" if waits else "fault",
-    )
+    return tag("article", tag("p", server.message), remedy, cls="fault" if server.state == "failed" else "warning")
 
 
 async def show_server(page: PageRequest) -> PageView:
@@ -130,7 +147,7 @@ async def show_server(page: PageRequest) -> PageView:
     log = [*page.source.session.mcp.fleet.read_log(name)] if page.source.session.mcp.status_of(name) is not None else []
     cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
     findings = page.source.session.mcp.enrolment.list_findings(name)
-    series = await to_thread.run_sync(use_calls, _read_hour)
+    series = await to_thread.run_sync(use_calls, read_hour)
     answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
     question = await to_thread.run_sync(page.source.ask_consent, name)
     config = show_text("\n".join(question.details))
@@ -142,7 +159,7 @@ async def show_server(page: PageRequest) -> PageView:
         "Labels": server.labels,
         "Tools": f"{_count_tools(server)}, about {server.tokens:,} tokens",
         "Last answer": answer,
-        "Last hour": _draw_latency(server, series),
+        "Last hour": _draw_calls(server, series) or None,
         "Restarts": str(server.restarts),
     })  # fmt: skip
     tools = [(link(card.ref.name, "/tool", name=card.name), shorten(card.description)) for card in cards[:_MAX_TOOLS]]
@@ -154,14 +171,14 @@ async def show_server(page: PageRequest) -> PageView:
             "server",
             consent,
             facts,
-            [_explain(server) if server.message else None, _build_actions(page, server)] if consent is None else None,
+            [_explain(server) if server.message else None, build_actions(page, server)] if consent is None else None,
             None if consent else [tag("h2", "Configuration"), config],
             tag("h2", "Tools"),
             table(("Tool", "Description"), tools, caption="Tools") if tools
             else show_nothing("None while it is not connected." if server.state != "ready" else "It offers none."),
             tag("p", link(f"All {len(cards)} tools", "/tools", server=name)) if len(cards) > len(tools) else None,
             [tag("h2", "Review"), show_findings(findings)] if findings else None,
-            tag("h2", "Log"),
+            tag("h2", "Log", id="log"),
             show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
         ),
     )  # fmt: skip
