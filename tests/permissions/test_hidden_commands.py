@@ -443,7 +443,7 @@ async def test_parsed_and_allowed_command_needs_no_question(command: str, tmp_pa
     ("text", "read"),
     [
         (r"$'a\tb'", "a\tb"),
-        (r"$'\cA\101\x41\u0041\U00000041'", "\x01AAAA"),
+        (r"$'\cA\x01\101\x41\u0041\U00000041'", "\x01\x01AAAA"),
         (r"$'\'\"\q'", "'\"q"),
         (r"$'a\x00b'", "ab"),
         (r"$'\Uffffffff'", ""),

@@ -178,6 +178,7 @@ def test_invalid_allow_list_and_unknown_keys_give_notes() -> None:
         ("git push --force *", "git push origin --force", False, PatternMatch.YES),
         ("git push --force *", "git push origin --force-with", False, PatternMatch.NO),
         ("git push --force *", "git push origin --forc", False, PatternMatch.YES),
+        ("git push --force *", "git push $x origin", False, PatternMatch.MAYBE),
         ("git push --force *", "git push origin --force=x", False, PatternMatch.YES),
         ("npm run test:*", "npm run test:unit", False, PatternMatch.NO),
         ("npm run te*t", "npm run test", True, PatternMatch.YES),

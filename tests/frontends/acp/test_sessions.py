@@ -54,6 +54,8 @@ async def test_a_turn_with_an_approval_a_cancel_and_a_resumed_session(setup: Ses
         assert await opened.say(session, "make it two") == "end_turn"
         assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "two\n"
         assert editor.said(session) == "I lookIt is two now."
+        messages = [chunk.message_id for chunk in editor.of(session, models.AgentMessageChunk)]
+        assert len({*messages} - {"", None}) == 2, "a passage is one message"
         starts = editor.of(session, models.ToolCallStart)
         assert [(start.title, start.kind) for start in starts] == [("Read a.txt", "read"), ("Edit a.txt", "edit")]
         assert starts[0].locations[0].path == str(setup.cwd / "a.txt")

@@ -416,7 +416,7 @@ _QUIET_FIRST = frozenset({"cd", "pushd", "export", "set", "echo", "printf", "tru
 """Programs that may precede it: they print a message if they fail."""
 _NEVER_FAIL = frozenset({"echo", "printf", "true", ":"})
 """Programs that may follow it after `&&`: they didn't set the code."""
-_SKIPPED = frozenset({"command", "builtin", "time", "nice", "env", "then", "do", "{", "("})
+_SKIPPED = frozenset({"command", "builtin", "time", "nice", "env"})
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t]|\\\n)+)|(?P<comment>\#[^\n]*)|(?P<op>&&|\|\||[;|\n]|&(?![>0-9])|[()])"""
     r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[$<>]\([^()]*\)|[^\s;|&()'"\\]"""

@@ -308,7 +308,7 @@ def wrap_to_cells(text: str, width: int) -> Iterator[str]:
         word = match[0]
         size = measure_cells(word)
         if row and used + size > width:
-            yield row.rstrip(" ")
+            yield row
             word, row, used = word.lstrip(" "), "", 0
             size = measure_cells(word)
         while size > width:

@@ -252,6 +252,9 @@ async def test_health_and_metrics_need_the_scope_of_administrators() -> None:
         with pytest.raises(HttpRefusal) as caught:
             access.admit(Request(path=path), ClientIdentity(scopes=frozenset({"indus:call"}), credential="principal"))
         assert caught.value.status == 403
+        assert "it needs the scope indus:admin" in str(caught.value)
+        with pytest.raises(HttpRefusal, match="needs the token of the user"):
+            access.admit(Request(path=path), ClientIdentity(credential="browser"))
         admin = ClientIdentity(scopes=frozenset({"indus:admin"}), credential="principal")
         request = Request(path=path)
         access.admit(request, admin)
