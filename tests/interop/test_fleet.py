@@ -15,6 +15,7 @@ from tests.support.servers import STEADY, diary, fault, honest
 from tests.support.waiting import is_alive, until, until_task_ends
 
 from indusagi.capabilities.local import make_local_context
+from indusagi.core.time import TimedLine
 from indusagi.interop import (
     BridgeConfig,
     EndpointPhase,
@@ -133,12 +134,15 @@ async def test_the_log_of_a_server_holds_standard_error_and_messages_across_rest
             await dying.invoke("fault", {})
         await fleet.restart("dying")
         assert "stderr: about to die" in fleet.read_log("dying")
+        assert all(isinstance(line, TimedLine) and line.at_ms for line in fleet.read_log("dying"))
+        quiet = fleet.measure_log("chatty")
         answer_s = fleet.status()["chatty"].answer_s
         assert answer_s is not None
         await chatty.list_items("prompt")  # it declares none: nothing is sent
         assert fleet.status()["chatty"].answer_s == answer_s
         await chatty.invoke("fault", {})
         assert fleet.read_log("chatty") == ("info: line 0", "info: line 1", "info: line 2")
+        assert fleet.measure_log("chatty") > quiet
         with pytest.raises(ProtocolFault):
             fleet.read_log("nobody")
 

@@ -4,6 +4,8 @@ Code that needs timestamps takes a `Clock` or calls `now_ms`, so that tests can 
 use the event loop's clock instead.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -13,6 +15,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000
 MAX_JUMP_MS = 31 * DAY_MS
 """A clock that moves further than this between two uses may be wrong."""
+
+
+class TimedLine(str):
+    """A line of a log, with the time it arrived."""
+
+    __slots__ = ("at_ms",)
+    at_ms: int
+    """In milliseconds since 1970; 0 if unknown."""
+
+    def __new__(cls, text: str, at_ms: int) -> TimedLine:
+        """Create it."""
+        line = super().__new__(cls, text)
+        line.at_ms = at_ms
+        return line
 
 
 class Clock(Protocol):

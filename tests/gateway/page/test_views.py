@@ -22,6 +22,7 @@ from tests.support.deck import capability
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
+from indusagi.core.time import TimedLine
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolDescriptor, ToolOutcome, ToolResult
@@ -356,7 +357,11 @@ async def test_servers_are_listed_with_states_costs_and_what_can_be_done() -> No
 
 async def test_a_server_is_shown_with_its_configuration_tools_and_log() -> None:
     many = [capability("lib", f"t{number}") for number in range(26)]
-    source = Source([*many[:25], capability("other", "look")], summaries=[LIB, NEW, BAD], log=["started", "ready"])
+    source = Source(
+        [*many[:25], capability("other", "look")],
+        summaries=[LIB, NEW, BAD],
+        log=["started", *(TimedLine("ready", NOW_MS + number) for number in range(3)), "<b>"],
+    )
     check_page(
         "server",
         await servers.show_server(ask(replace(source, cards=many[:1]), name="lib")),

@@ -334,6 +334,10 @@ class ServerFleetImpl:
         """Return a server's standard error and log messages, including those from before its restarts."""
         return self._require(server).read_log()
 
+    def measure_log(self, server: str) -> int:
+        """Return a number that differs after a server's log has grown."""
+        return self._require(server).endpoint.measure_log()
+
     async def rest(self, server: str) -> bool:
         """Stop an unused server until its next call; return whether it was unused.
 

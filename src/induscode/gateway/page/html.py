@@ -135,7 +135,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Node]], *, caption: str,
 
 
 PREFIX = "/ui"
-Topic: TypeAlias = Literal["servers", "items", "calls", "cluster", "approvals"]
+Topic: TypeAlias = Literal["servers", "items", "calls", "cluster", "approvals", "log"]
 """A section's dependency; the section is refetched when it changes."""
 _MAX_DESCRIPTION = 180
 

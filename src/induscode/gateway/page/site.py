@@ -524,6 +524,7 @@ async def _take_signatures(source: GatewayPage) -> Mapping[Topic, object]:
         "cluster": (nodes, servers),
         "servers": (servers, tuple(row.id for row in source.plan.rows)),
         "items": (_Same(mcp.ledger), tuple(tool.ref for tool in mcp.disabled)),
+        "log": tuple(mcp.fleet.measure_log(name) for name in mcp.status()),
         "calls": await to_thread.run_sync(_find_newest),
         "approvals": tuple(await source.list_waiting()),
     }

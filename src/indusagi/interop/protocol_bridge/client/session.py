@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_json
+from indusagi.core.time import TimedLine, now_ms
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
     ACKNOWLEDGED,
@@ -505,7 +506,7 @@ class ClientSession:
         if (kinds := _LIST_CHANGES.get(method)) is not None:
             self.on_list_changed(kinds)
         if method == "notifications/message":
-            self.log.append(format_log_message(params, self._limits.stderr_line_bytes))
+            self.log.append(TimedLine(format_log_message(params, self._limits.stderr_line_bytes), now_ms()))
         if method == ACKNOWLEDGED:
             request_id, reported = read_acknowledgement(params)
             if request_id in self._acknowledgements:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from indusagi.capabilities.ports import SandboxMissing
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.secrets import holds_secret, is_secret_name
+from indusagi.core.time import TimedLine, now_ms
 from indusagi.interop.protocol_bridge.client.sandbox import RunningSandbox
 from indusagi.interop.protocol_bridge.client.start import StartAllowance, find_launcher, reveal_config
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
@@ -114,7 +115,7 @@ class StdioTransport(BaseTransport):
         """Start of the next line in the first chunk of it."""
         self._next_turn: asyncio.Handle | None = None
         self._outgoing: list[bytes] = []
-        self._stderr: collections.deque[bytes] = collections.deque(maxlen=limits.stderr_lines)
+        self._stderr: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=limits.stderr_lines)
         self._stderr_rest = b""
         self._may_unpack = downloads
         """Whether a package manager may still be unpacking, because its server hasn't written anything."""
@@ -233,12 +234,13 @@ class StdioTransport(BaseTransport):
         self.bytes_received += len(data)
         *lines, rest = (self._stderr_rest + data).split(b"\n")
         cap = self._limits.stderr_line_bytes
-        self._stderr.extend(line[:cap] for line in lines[-self._limits.stderr_lines :] if line.strip())
+        at_ms = now_ms()
+        self._stderr.extend((at_ms, line[:cap]) for line in lines[-self._limits.stderr_lines :] if line.strip())
         self._stderr_rest = rest[:cap]
 
     def log_line(self, line: str) -> None:
         """Add a line of ours to the server's log."""
-        self._stderr.append(line.encode())
+        self._stderr.append((now_ms(), line.encode()))
 
     def end_for_excess(self, message: str) -> None:
         """Declare the end of a process that was killed because it exceeded a limit."""
@@ -269,12 +271,17 @@ class StdioTransport(BaseTransport):
         cap = self._limits.stderr_line_bytes
         return tuple(line[:cap].decode("utf-8", "replace") for line in self._invalid_lines or self._parts[:1])
 
+    @property
+    def logged_ms(self) -> int:
+        """When the last line of standard error arrived, in milliseconds since 1970; 0 if there's none."""
+        return self._stderr[-1][0] if self._stderr else 0
+
     def read_stderr(self) -> tuple[str, ...]:
         """Return the last lines of standard error, preceded by the cause if it's older."""
         if self._output_at_close is not None:
             return self._output_at_close[0]
-        rest = [self._stderr_rest] if self._stderr_rest else []
-        lines = [line.decode("utf-8", "replace") for line in (*self._stderr, *rest)]
+        rest = [(now_ms(), self._stderr_rest)] if self._stderr_rest else []
+        lines = [TimedLine(line.decode("utf-8", "replace"), at_ms) for at_ms, line in (*self._stderr, *rest)]
         tail = lines[-_SHOWN_LINES:]
         from indusagi.interop.protocol_bridge.client.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
 

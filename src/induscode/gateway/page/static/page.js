@@ -29,7 +29,10 @@ function findPath(section, element) {
 function replaceSection(section, fresh) {
   const active = document.activeElement;
   const path = section.contains(active) ? findPath(section, active) : null;
-  const scrolled = [...section.querySelectorAll(".wide, pre")].map((one) => [one.scrollLeft, one.scrollTop]);
+  const scrolled = [...section.querySelectorAll(".wide, pre")].map((one) => [
+    // Follow what's appended at the end.
+    one.scrollLeft, one.scrollTop && one.scrollTop + one.clientHeight > one.scrollHeight - 8 ? one.scrollHeight * 2 : one.scrollTop,
+  ]);
   const opened = [...section.querySelectorAll("details")].map((one) => one.open);
   section.replaceWith(fresh);
   fresh.querySelectorAll("details").forEach((one, index) => { one.open = opened[index] ?? one.open; });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, cast, get_args
 
 from anyio import to_thread
@@ -27,6 +28,7 @@ from induscode.gateway.page.html import (
     shorten_path,
     show_facts,
     show_findings,
+    show_moment,
     show_nothing,
     show_state,
     show_text,
@@ -178,11 +180,22 @@ async def show_server(page: PageRequest) -> PageView:
             else show_nothing("None while it is not connected." if server.state != "ready" else "It offers none."),
             tag("p", link(f"All {len(cards)} tools", "/tools", server=name)) if len(cards) > len(tools) else None,
             [tag("h2", "Review"), show_findings(findings)] if findings else None,
-            tag("h2", "Log", id="log"),
-            show_text("\n".join(log)) if log else show_nothing("It has written nothing."),
         ),
+        tag("h2", "Log", id="log"),
+        live("log", "log", _show_log(log) if log else show_nothing("It has written nothing.")),
     )  # fmt: skip
     return PageView(name, content, "servers")
+
+
+def _show_log(lines: Sequence[str]) -> Html:
+    """Show a log with times; equal lines in a row become one with their number."""
+    shown: list[Node] = []
+    for text, group in groupby(lines, str):
+        same = [*group]
+        at_ms = getattr(same[-1], "at_ms", 0)
+        times = tag("span", f" ×{len(same)}", cls="faint") if len(same) > 1 else None  # noqa: RUF001 — times
+        shown.append([show_moment(at_ms) if at_ms else None, " " if at_ms else None, text, times, "\n"])
+    return tag("pre", shown, cls="text log", tabindex=0)
 
 
 def _ask_consent(page: PageRequest, server: ServerSummary, digest: str, config: Html) -> Html | None:
