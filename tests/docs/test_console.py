@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*?) -->\n\n?)?( *)```console\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
     "network": 5,
-    "minutes": 12,
+    "minutes": 13,
     "brokers": 4,
     "authorization server": 4,
     "browser": 2,
