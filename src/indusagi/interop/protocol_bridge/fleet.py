@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -300,6 +301,11 @@ class ServerFleetImpl:
         """Return a server's current endpoint."""
         owner = self._owners.get(server)
         return None if owner is None else owner.endpoint
+
+    @property
+    def servers(self) -> AbstractSet[str]:
+        """The ids of the current servers, in configuration order."""
+        return self._owners.keys()
 
     def endpoints(self) -> Sequence[ServerEndpointImpl]:
         """Return the current endpoints, in configuration order."""

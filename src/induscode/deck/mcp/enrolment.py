@@ -67,7 +67,7 @@ class Enrolment:
     ) -> None:
         """Follow a fleet. `servers` lists the ids of all configured servers, in order."""
         self.fleet = fleet
-        self._servers = tuple(servers)
+        self._servers, self._configured = tuple(servers), frozenset(servers)
         self.ledger = ledger
         """The current ledger: every change makes a new one."""
         self._pins = pins
@@ -424,14 +424,15 @@ class Enrolment:
     def set_configured_servers(self, servers: Iterable[str]) -> None:
         """Set the ids of the configured servers, renaming tools where needed."""
         self._servers = tuple(servers)
+        self._configured = frozenset(self._servers)
         for (server, kind), listed in [*self._listed.items()]:
             disabled = [tool for tool in self._disabled.values() if (tool.ref.server, tool.ref.kind) == (server, kind)]
             self.sync_tools(server, listed, disabled, kind=kind)
 
     def list_servers(self) -> Sequence[str]:
         """List the configured server ids in order, then any other running ones."""
-        running = [endpoint.config.id for endpoint in self.fleet.endpoints()]
-        return tuple(dict.fromkeys((*self._servers, *running)))
+        running = self.fleet.servers
+        return self._servers if running <= self._configured else tuple(dict.fromkeys((*self._servers, *running)))
 
     def _name_tool(self, remote: RemoteTool) -> tuple[RemoteTool, bool]:
         """Return the tool under a name unique in the ledger (URIs are unique already), and whether it shares a name."""

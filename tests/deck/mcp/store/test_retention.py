@@ -264,7 +264,7 @@ async def test_removed_servers_of_a_changing_configuration_leave_no_state(tmp_pa
         assert len(enrolment.ledger.live_capabilities()) == len(HONEST_TOOLS)
         assert [*journal._configs] == [*journal._identities] == ["h"]
         assert [*journal._listed] == [("h", "tool")]
-        assert {server for server, _, _ in bridge._pins._forms} == {"h"}
+        assert {server for server, _ in bridge._pins._forms} == {"h"}
 
 
 def named(server: str, tools: Sequence[RemoteTool]) -> Sequence[RemoteTool]:

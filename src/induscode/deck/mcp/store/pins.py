@@ -74,8 +74,8 @@ class StorePins:
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
         """`None`: read-only, so first definitions don't get pinned."""
-        self._forms: dict[tuple[str, JsonValue, str], list[ApprovedForm]] = {}
-        """By server, kind and name."""
+        self._forms: dict[tuple[str, JsonValue], dict[str, list[ApprovedForm]]] = {}
+        """By server and kind, then by name."""
         self._listed: dict[str, set[JsonValue]] = {}
         """Kinds that servers with forms have listed before, even if empty."""
         self._listed_in_run: dict[str, set[ItemKind]] = {}
@@ -120,7 +120,7 @@ class StorePins:
                 canonical, address = facts.get("canonical"), facts.get("definition")
                 text = approvals.documents.get(address) if isinstance(address, str) else None
                 form = ApprovedForm(pin, canonical if isinstance(canonical, str) else None, text)
-                self._forms.setdefault((server, kind, tool), []).append(form)
+                self._forms.setdefault((server, kind), {}).setdefault(tool, []).append(form)
         for server, facts in approvals.listings:
             if server not in names:
                 continue
@@ -136,9 +136,12 @@ class StorePins:
         """Tell whether the next listing of a kind would be approved as the first."""
         return self._journal is not None and kind not in self._listed.get(server, ())
 
+    def _find_forms(self, ref: RemoteToolRef) -> Sequence[ApprovedForm]:
+        return self._forms.get((ref.server, ref.kind), {}).get(ref.name, ())
+
     def find_approved(self, ref: RemoteToolRef) -> JsonObject | None:
         """Return the definition of an item that was approved last, or else the locked one."""
-        forms = self._forms.get((ref.server, ref.kind, ref.name))
+        forms = self._find_forms(ref)
         return forms[-1].definition if forms else self.locked.get(ref)
 
     def judge(self, ref: RemoteToolRef, raw: JsonObject, is_serious: Callable[[], bool] | None = None) -> PinVerdict:
@@ -149,8 +152,8 @@ class StorePins:
         if ref.server in self._unread:
             return PinVerdict()
         pin = definition_pin(raw)
-        forms = self._forms.get((ref.server, ref.kind, ref.name))
-        if forms is None:
+        forms = self._find_forms(ref)
+        if not forms:
             return self._judge_first(ref, pin, raw, is_serious)
         if any(form.pin == pin for form in forms):
             return PinVerdict(served=raw)
@@ -208,8 +211,7 @@ class StorePins:
         place = _find_place(ref.name)
         if ref.kind != "resource" or place is None or len(ref.name) > _MAX_PLAIN_URI_CHARS:
             return None
-        kinds = {"resource", "template"}
-        known = (name for server, kind, name in self._forms if server == ref.server and kind in kinds)
+        known = (name for kind in ("resource", "template") for name in self._forms.get((ref.server, kind), ()))
         return {"uri": ref.name, "name": ref.name} if any(_find_place(name) == place for name in known) else None
 
     def finish_listing(self, server: str, kind: ItemKind) -> None:
@@ -228,7 +230,7 @@ class StorePins:
             return
         for one in asked - listed:
             listed.add(one)
-            if not any(key[:2] == (server, one) for key in self._forms):
+            if (server, one) not in self._forms:
                 # A pin, so that the backup and the other nodes get it too.
                 self._journal.record_pin(RemoteToolRef(server, LISTED, one), LISTED, {})
 
@@ -241,7 +243,7 @@ class StorePins:
             self._add_form(ref, pin, raw)
 
     def _add_form(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> None:
-        forms = self._forms.setdefault((ref.server, ref.kind, ref.name), [])
+        forms = self._forms.setdefault((ref.server, ref.kind), {}).setdefault(ref.name, [])
         self._listed.setdefault(ref.server, set())
         canonical = canonical_digest(raw)
         if self._journal is not None:
