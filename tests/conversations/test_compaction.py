@@ -195,6 +195,7 @@ def test_a_last_turn_that_is_too_large_is_cut_before_an_answer() -> None:
     cut = find_cut(rows, 200)
     assert cut == 3
     assert list_unpaired(rows[cut:]) == []
+    assert find_cut([*rows[:3], answer("end")], 200) == 3
 
 
 def test_long_results_are_cut_before_the_beginning_is_left_out() -> None:
