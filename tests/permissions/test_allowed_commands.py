@@ -158,7 +158,7 @@ USUAL = (
     "uvx ruff check .", "uv run python x.py", 'tar xzf "./$x"', "tar cf ./a:b c",
     """curl -d '{"email": "a@example.org"}' https://example.org""",
     "[ -f x ] && ls", "if [ -f x ]; then cat x; fi", "[ ! -d x ] || ls", '[ "$x" = y ] && ls',
-    '[ -z "$x" ]', "[ 1 -lt 2 ]", "[ $? -eq 0 ] && ls", "test 3 -ge -1", "[ -e a ] 2>/dev/null",
+    '[ -z "$x" ]', "[ 1 -lt 2 -a -e x ]", "[ $? -eq 0 ] && ls", "test 3 -ge -1", "[ -e a ] 2>/dev/null",
     "while [ -f x ]; do sleep 1; done", "[ -f a -a -d b ]", '[ -n "$(ls)" ]',
     "git -C d status", "git -C a/b log -3", "sed -n '/a/{p;q}' f", "sed '/[a-z]/{s/[^,]*x//;d}' f",
     "sed -n '/[[:space:]]x/p' f", "awk 'NR>5' f", "awk '$1 > 5 || /x/' f",

@@ -363,7 +363,7 @@ def _decode_first(data: bytes, tried: Sequence[str], label: str | None, *, whole
 def _find_codec(label: str) -> str | None:
     try:
         name = codecs.lookup(label).name
-    except (LookupError, ValueError):
+    except LookupError:
         return None
     name = _AS_BROWSERS_DO.get(name, name)
     return name if _TEXT_CODECS.fullmatch(name) else None
