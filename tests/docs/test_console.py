@@ -53,7 +53,11 @@ PROGRAMS = re.compile(r"([A-Z_]+=\S+ )?(indus|git|echo|tail) ")
 """Programs that a page may have run here; a block with another one needs a comment above it."""
 UNTIL_SIGNAL = re.compile(r"indus (serve .*--http\b(?!.*--(install|print-config|dry-run))|ui\b|top\b|mcp list --watch)")
 """Commands that go on until Ctrl-C."""
-EXIT_CODES = {"indus mcp diff gallery": 1, "indus permissions test write path=notes.md content=hello": 1}
+EXIT_CODES = {
+    "indus mcp diff gallery": 1,
+    "indus permissions test write path=notes.md content=hello": 1,
+    "indus mcp add tracker -- tracker-server --stdio": 1,
+}
 """Commands whose exit code is part of their answer."""
 ASKS = ("indus mcp trust", "indus rewind --to 3", "indus addons trust", "indus mcp approve")
 """Commands that ask on a terminal. The answer is yes."""
@@ -141,7 +145,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     configured(project / "servers.json", servers)
     (user_file().parents[2] / ".codex").mkdir()
     settings = user_file().parent.parent / "indus" / "settings.json"
-    settings.parent.mkdir(parents=True)
+    settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps({"serve": {"views": {"editor": {"servers": ["github"]}}}}), encoding="utf-8")
     with model_server(*[says("done")] * 8) as model:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{model.url}/v1")

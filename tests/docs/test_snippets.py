@@ -50,7 +50,7 @@ def parse(command: click.Command, arguments: list[str], context: click.Context) 
     if isinstance(command, click.Group) and rest:
         inner = command.get_command(context, rest[0])
         assert inner is not None, f"there is no command {rest[0]!r}"
-        parse(inner, rest[1:], click.Context(inner, parent=context, info_name=rest[0]))
+        parse(inner, rest[1:], click.Context(inner, parent=context, info_name=rest[0], **inner.context_settings))
 
 
 def resolve(imported: ast.ImportFrom) -> None:
