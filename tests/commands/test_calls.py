@@ -219,7 +219,7 @@ def test_calls_of_a_gateway_and_of_the_command_are_recorded_with_their_client_an
 @pytest.mark.process
 def test_nothing_is_recorded_where_it_is_switched_off(tmp_path: Path) -> None:
     settings = user_file().parents[1] / "indus" / "settings.json"
-    settings.parent.mkdir(parents=True)
+    settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text('{"calls": {"record": "off"}}', encoding="utf-8")
     assert run("call", "ls", cwd=tmp_path).returncode == 0
     assert not calls_file().exists()

@@ -82,7 +82,7 @@ def test_brokers_are_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cluster"]) == 2
     assert "the setting cluster.brokers" in capsys.readouterr().err
     path = user_file().parents[1] / "indus" / "settings.json"
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('{"cluster": {"brokers": ["http://a"]}}', encoding="utf-8")
     assert run(["cluster"]) == 2
     assert "the setting cluster.brokers: 'http://a' is no address of a broker" in capsys.readouterr().err

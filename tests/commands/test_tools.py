@@ -20,12 +20,13 @@ pytestmark = pytest.mark.process
 def test_the_native_tools_are_listed_with_their_profile_and_their_cost(tmp_path: Path) -> None:
     done = run("tools", cwd=tmp_path)
     assert done.returncode == 0
-    lines = [line.split() for line in done.stdout.splitlines() if line]
-    assert lines[0] == ["NAME", "SOURCE", "PROFILE", "TOKENS"]
-    assert lines[1][:3] == ["read", "native", "read-only"]
-    assert int(lines[1][3]) > 50
-    total = sum(int(line[3]) for line in lines if line[1] == "native" and line[0] != "native")
-    assert lines[-1] == ["all", str(len(lines) - 4), str(total)]
+    summary, tools = ([line.split() for line in part.splitlines()] for part in done.stdout.split("\n\n"))
+    assert tools[0] == ["NAME", "SOURCE", "PROFILE", "TOKENS"]
+    assert tools[1][:3] == ["read", "native", "read-only"]
+    assert int(tools[1][3]) > 50
+    total = sum(int(line[3]) for line in tools[1:])
+    assert summary[-1] == ["all", str(len(tools) - 1), str(total)]
+    assert [line.split() for line in run("tools", "native", cwd=tmp_path).stdout.splitlines()] == tools
 
 
 def test_the_cost_is_a_quarter_of_the_bytes_a_model_is_told(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_two_tools_that_come_out_under_one_name_are_told_apart(tmp_path: Path) -
         (["list", "--tools", "nope"], ["there is no capability 'nope'"]),
         (["--mcp", "nowhere"], ["--mcp nowhere: no such file or directory"]),
         (["--cwd", "nowhere"], ["'nowhere': No such file or directory"]),
-        (["list", "extra"], ["unexpected extra argument (extra)"]),
+        (["extra"], ["There is no server 'extra' (there are: native"]),
         (["lsit"], ["There is no command 'lsit'. Did you mean 'list'?"]),
     ],
 )

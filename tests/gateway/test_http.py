@@ -207,7 +207,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = run("serve", *NONE, "--http", str(port), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert f"can't listen on 127.0.0.1:{port}" in done.stderr
     assert "(choose another port: --http PORT" in done.stderr
 
 

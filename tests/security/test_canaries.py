@@ -84,7 +84,7 @@ def test_no_secret_leaves_the_way_to_its_service(tmp_path: Path) -> None:
         }
         approvals = {"notify": f"{gossip.url}/hook/{hook}?sig={hook}", "wait_s": 1, "mode": "ask"}
         settings = user_file().parents[1] / "indus" / "settings.json"
-        settings.parent.mkdir(parents=True)
+        settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(json.dumps({"calls": {"record": "payloads"}, "approvals": approvals}))
         (cwd / ".indusvx" / "permissions.json").write_text(json.dumps({"ask": ["boxed__answer"]}))
         stored_key = aviary.plant("stored model key", safe=True)

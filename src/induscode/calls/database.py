@@ -435,6 +435,8 @@ class CallSeries:
     """Number of calls by server."""
     failures: Mapping[str, int]
     """Number of failed calls by server."""
+    refusals: Mapping[str, int]
+    """Number of declined calls by server."""
     percentiles_us: Mapping[str, tuple[int, int]]
     """Median and p95 duration of all calls, by server."""
 
@@ -466,6 +468,7 @@ def read_series(
         p95_us=[tally.find_percentile(95) for tally in series],
         tokens={name: [tally.tokens for tally in row] for name, (_, row) in sorted(by_server.items())},
         by_server={name: [tally.calls for tally in row] for name, (_, row) in by_server.items()},
+        refusals={name: whole.declined for name, (whole, _) in by_server.items()},
         failures={name: whole.errors for name, (whole, _) in by_server.items()},
         percentiles_us={
             name: (whole.find_percentile(50), whole.find_percentile(95)) for name, (whole, _) in by_server.items()

@@ -201,6 +201,38 @@ def console_for(stream: TextIO | None) -> Console | None:
     )
 
 
+@contextmanager
+def handle_keys(press: Callable[[str], None]) -> Generator[None]:
+    """Call `press` with each key typed inside the block, without an echo, if standard input is a terminal.
+
+    Needs a running event loop. Ctrl-C still interrupts.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    import termios  # noqa: PLC0415 — for a terminal only
+    import tty  # noqa: PLC0415 — for a terminal only
+    from asyncio import get_running_loop  # noqa: PLC0415 — for a terminal only
+
+    loop, descriptor = get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def read_key() -> None:
+        data = os.read(descriptor, 64)
+        if not data:
+            loop.remove_reader(descriptor)
+        for key in data.decode("utf-8", "replace"):
+            press(key)
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, read_key)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
 def stdout_console() -> Console | None:
     """Return a console for standard output, or `None` if it isn't a terminal."""
     return console_for(sys.stdout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from textwrap import indent
@@ -37,6 +37,7 @@ from induscode.cli.output import as_json, write_json
 from induscode.cli.signals import run_async, run_until_signal
 from induscode.cli.terminal import (
     format_time,
+    handle_keys,
     is_reader_gone,
     parse_time,
     print_line,
@@ -53,7 +54,7 @@ _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _MAX_INT = 2**63 - 1
 """SQLite's largest integer: https://www.sqlite.org/datatype3.html#storage_classes_and_datatypes"""
 _HEADS = ("CALL", "WHEN", "TOOL", "WHAT", "RESULT", "TOOK", "BY")
-_FIT = Fit({"TOOL": 12, "WHAT": 10, "RESULT": 12, "BY": 10}, drop=("BY", "CALL"))
+_FIT = Fit({"TOOL": 12, "WHAT": 10, "RESULT": 10, "BY": 10}, drop=("BY", "CALL"))
 _FOLLOWED = ("00000", "00 Nov 00:00", "x" * 24, "x" * 32, "x" * 20, "1.24 ms", "x" * 32)
 """Cells as wide as the columns of `--follow`."""
 _STYLES = {"ok": "green", DECLINED: "yellow", "cancelled": "yellow"}
@@ -364,7 +365,16 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit:
 
 
 _STEPS = 30
-_TOP_HEADS = ("SERVER", "CALLS", "PER SECOND", "FAILED", "P50", "P95", "TOKENS", "LATENCY OVER TIME")
+_TOP_HEADS = ("SERVER", "CALLS", "FAILED", "DECLINED", "P50", "P95", "TOKENS", "CALLS OVER TIME")
+_TOP_FIT = Fit({"SERVER": 12}, drop=("TOKENS", "P50", "CALLS OVER TIME", "DECLINED"))
+_SORTS: Mapping[str, tuple[str, Callable[[CallSeries, str], float]]] = {
+    "c": ("calls", lambda series, name: -sum(series.by_server[name])),
+    "f": ("failed", lambda series, name: -series.failures[name]),
+    "d": ("declined", lambda series, name: -series.refusals[name]),
+    "l": ("latency (p95)", lambda series, name: -series.percentiles_us[name][1]),
+    "t": ("tokens", lambda series, name: -sum(series.tokens[name])),
+}
+"""By key: what it sorts by."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -388,16 +398,28 @@ def top(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
     if once or stdout_console() is None:
         rows, line = _format_top(_read_series(minutes), minutes)
         if rows:
-            print_table(_TOP_HEADS, rows)
+            print_table(_TOP_HEADS, rows, _TOP_FIT)
         print_line(line)
         return 0
 
     async def watch(_: CancelToken) -> int:
-        with live_table() as show:
-            while True:
-                rows, line = _format_top(await to_thread.run_sync(_read_series, minutes), minutes)
-                show(_TOP_HEADS, rows, f"{line}  Ctrl-C ends it.")
-                await anyio.sleep(interval)
+        keys, pressed, order = list[str](), anyio.Event(), "c"
+
+        def press(key: str) -> None:
+            keys.append(key)
+            pressed.set()
+
+        with live_table(_TOP_FIT) as show, handle_keys(press):
+            while "q" not in keys:
+                order = next((key for key in reversed(keys) if key in _SORTS), order)
+                keys.clear()
+                rows, line = _format_top(await to_thread.run_sync(_read_series, minutes), minutes, order)
+                names = ", ".join(f"{key} {name}" for key, (name, _) in _SORTS.items())
+                show(_TOP_HEADS if rows else (), rows, f"{line}\nSort by: {names}. q ends it.")
+                pressed = anyio.Event()
+                with anyio.move_on_after(interval):
+                    await pressed.wait()
+        return 0
 
     return run_until_signal(watch)
 
@@ -407,16 +429,17 @@ def _read_series(minutes: int) -> CallSeries | None:
     return use_calls(lambda database: read_series(database, now_ms(), minutes * 60_000 // _STEPS, _STEPS))
 
 
-def _format_top(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[object]], str]:
+def _format_top(series: CallSeries | None, minutes: int, order: str = "c") -> tuple[Sequence[Sequence[object]], str]:
     """Format a row per server and the summary line."""
     if series is None or not any(series.calls):
         return [], f"No call in the last {minutes} min."
-    seconds = minutes * 60
+    rank = _SORTS[order][1]
     rows: list[Sequence[object]] = []
-    for server, values in sorted(series.latency_us.items(), key=lambda item: -sum(series.by_server[item[0]])):
-        count, tokens, failed = sum(series.by_server[server]), sum(series.tokens[server]), series.failures[server]
+    for server in sorted(series.by_server, key=lambda name: (rank(series, name), name)):
         p50, p95 = map(format_duration, series.percentiles_us[server])
-        rows.append((server, count, f"{count / seconds:.2f}", failed, p50, p95, tokens, draw_bars(values)))
+        failed, declined = series.failures[server], series.refusals[server]
+        rows.append((server, sum(series.by_server[server]), failed, declined, p50, p95, sum(series.tokens[server]),
+                     draw_bars(series.by_server[server])))  # fmt: skip
     calls, errors = sum(series.calls), sum(series.errors)
     counted = [format_count(calls, "call") + f" in {minutes} min", f"{errors:,} failed"]
     if declined := sum(series.declined):
@@ -440,6 +463,7 @@ def _build_top_json(series: CallSeries | None) -> JsonObject:
             "server": name,
             "calls": sum(calls),
             "failed": series.failures[name],
+            "declined": series.refusals[name],
             "tokens": sum(series.tokens[name]),
             "p95_us": series.percentiles_us[name][1],
             "p50_us": [*series.latency_us[name]],

@@ -47,10 +47,19 @@ class LazyCommand(NamedTuple):
 class CommandGroup(click.Group):
     """Loads commands by name, and without one runs the default command, if there's one."""
 
-    def __init__(self, *args: Any, commands: Mapping[str, LazyCommand], default: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        commands: Mapping[str, LazyCommand],
+        default: str = "",
+        takes_name: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.table = commands
         self.default = default
+        self.takes_name = takes_name
+        """Whether a word that is no command is the argument of the default command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. A leading option belongs to the default command."""
@@ -80,7 +89,10 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command by name, and check that it takes the flags given before it."""
         if args and args[0] not in self.table:
-            raise build_unknown_name(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
+            unknown = build_unknown_name(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
+            if not self.takes_name or "Did you mean" in unknown.message:
+                raise unknown
+            args = [self.default, *args]
         resolved = super().resolve_command(ctx, args)
         refuse_unused_flags(ctx, cast("click.Command", resolved[1]))
         return resolved

@@ -117,15 +117,16 @@ def _list_clients(*, as_json: bool) -> int:
 @define_command("ui", "--mcp", "--no-mcp", "--tools", "--no-tools", "--no-addons", "--allow", "--cwd")
 @click.option("--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="The port; a free one by default.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option("--show-token", "shows_token", is_flag=True, help="Print the address and token for MCP clients, too.")
 @click.option("--read-only", is_flag=True, help="For looking: nothing can be called, started or approved.")
 @click.option(
     "--profile", type=ProfileChoice(), default="read-only", show_default=True, help="The native tools that are shown."
 )
-def ui(context: click.Context, *, port: int, no_browser: bool, read_only: bool, profile: str) -> int:
+def ui(context: click.Context, *, port: int, no_browser: bool, shows_token: bool, read_only: bool, profile: str) -> int:
     """Show servers, tools, changed definitions, calls and the ledger on a page in the browser, until Ctrl-C.
 
     The page is served on 127.0.0.1 and opens with the address that is printed. MCP clients can use the same address
-    with the path /mcp, as with indus serve --http.
+    with the path /mcp, as with indus serve --http, and the token of --show-token.
     """
     from induscode.gateway.run import run_serve  # noqa: PLC0415 — imports the bridge
 
@@ -143,5 +144,6 @@ def ui(context: click.Context, *, port: int, no_browser: bool, read_only: bool, 
         page="read-only" if read_only else "full",
         opens_browser=not no_browser,
         is_ui=True,
+        shows_token=shows_token,
     )
     return run_serve(read_invocation(context), options)

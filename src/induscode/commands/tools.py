@@ -6,6 +6,7 @@ Items of servers come from the ledger. Servers that the ledger doesn't know are 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import cast
 
@@ -15,7 +16,7 @@ from indusagi.core.json import JsonObject
 from indusagi.core.text import cut_text, format_count
 from induscode.boot.catalog import ListedTool, ToolListing, list_search_items, list_tools
 from induscode.boot.plans import canon_tool_name
-from induscode.cli.listing import Listing, print_table
+from induscode.cli.listing import Fit, Listing, print_table
 from induscode.cli.output import as_json, build_unknown_name, can_ask_user, confirm, print_notes, write_json
 from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status, print_text, stdout_console
@@ -23,6 +24,7 @@ from induscode.commands.groups import CommandGroup, LazyCommand, complete_server
 from induscode.deck.catalog import has_capability
 from induscode.launch.options import define_command, name_profile, read_invocation
 from induscode.search.background import INSTALL_NUMPY, has_numpy, open_index
+from induscode.search.index import is_good_match
 from induscode.search.items import SearchKind, format_signature
 from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
 from induscode.servers.plan import name_state
@@ -30,6 +32,7 @@ from induscode.servers.remedies import format_command
 
 _NOTHING_FOUND = 1
 _MAX_ABOUT = 160
+_MIN_ABOUT = 24
 _MAX_SIGNATURE = 400
 _KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
 
@@ -44,9 +47,10 @@ _DECK = ("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
         "search": LazyCommand("find tools, prompts and resources by what they do", ":search"),
     },
     default="list",
+    takes_name=True,
 )
 def command() -> None:
-    """List, show and search the tools of the deck."""
+    """List, show and search the tools of the deck. indus tools SERVER lists those of one server."""
 
 
 def _list_tools(context: click.Context, *, no_check: bool, name: str | None = None) -> ToolListing:
@@ -55,21 +59,30 @@ def _list_tools(context: click.Context, *, no_check: bool, name: str | None = No
 
 
 @define_command("list", *_DECK)
+@click.argument("server", required=False, shell_complete=complete_server)
 @as_json
 @no_check
-def list_(context: click.Context, *, as_json: bool, no_check: bool) -> int:
-    """List the tools with their cost, and the cost of each server.
+def list_(context: click.Context, server: str | None, *, as_json: bool, no_check: bool) -> int:
+    """List the cost of each server and its tools with theirs, or those of SERVER (native for our own).
 
     The cost is the definition that a model gets, in tokens of four bytes.
     """
     listing = _list_tools(context, no_check=no_check)
     print_notes(listing.news)
-    costs = _build_costs(listing)
-    total: JsonObject = {"tools": len(listing.tools), "tokens": sum(cast("int", cost["tokens"]) for cost in costs)}
+    costs = [cost for cost in _build_costs(listing) if server is None or cost["name"] == server]
+    if not costs:
+        names = ["native", *listing.states]
+        raise build_unknown_name(f"There is no server {server!r} (there are: {', '.join(names)})", str(server), names)
+    shown = {str(cost["name"]) for cost in costs}
+    tools = [tool for tool in listing.tools if tool.source in shown]
+    disabled = [tool for tool in listing.disabled if tool.ref.server in shown]
+    if not as_json and server is None:
+        _print_costs(costs)
+    total: JsonObject = {"tools": len(tools), "tokens": sum(cast("int", cost["tokens"]) for cost in costs)}
     is_terminal = stdout_console() is not None
     Listing(
         "tools",
-        listing.tools,
+        tools,
         ("NAME", "SOURCE", "PROFILE", "TOKENS", "DESCRIPTION")[: 5 if is_terminal else 4],
         lambda tool: (
             *(tool.name, tool.source, name_profile(tool.profiles) or "-", tool.tokens),
@@ -80,21 +93,24 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool) -> int:
             "sources": [*costs],
             "total": total,
             "notes": [str(note) for note in listing.notes],
-            "disabled": [tool.as_json() for tool in listing.disabled],
+            "disabled": [tool.as_json() for tool in disabled],
         },
         empty="There are no tools.",
+        fit=Fit({"DESCRIPTION": _MIN_ABOUT}, drop=("PROFILE",)),
     ).show(as_json=as_json)
-    if as_json:
-        return 0
-    print_line("")
-    shown: list[JsonObject] = [{**cost, "state": name_state(str(cost["state"]))} for cost in costs]
-    heads, members = ("SOURCE", "STATE", "TOOLS", "TOKENS"), itemgetter("name", "state", "tools", "tokens")
-    Listing("sources", shown, heads, members, total=[{"name": "all", "state": "", **total}]).show(as_json=False)
-    if listing.disabled:
+    if disabled and not as_json:
         print_line("")
-        off = [(tool.name, tool.ref.server, tool.grade, tool.approve_command) for tool in listing.disabled]
+        off = [(tool.name, tool.ref.server, tool.grade, tool.approve_command) for tool in disabled]
         print_table(("DISABLED", "SOURCE", "CHANGE", "APPROVE IT WITH"), off)
     return 0
+
+
+def _print_costs(costs: Sequence[JsonObject]) -> None:
+    rows: list[JsonObject] = [{**cost, "state": name_state(str(cost["state"]))} for cost in costs]
+    heads, members = ("SOURCE", "STATE", "TOOLS", "TOKENS"), itemgetter("name", "state", "tools", "tokens")
+    total = {key: sum(cast("int", cost[key]) for cost in costs) for key in ("tools", "tokens")}
+    Listing("sources", rows, heads, members, total=[{"name": "all", "state": "", **total}]).show(as_json=False)
+    print_line("")
 
 
 def _describe(tool: ListedTool) -> str:
@@ -162,6 +178,7 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool) ->
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Only this kind; repeatable.")
 @click.option("--server", shell_complete=complete_server, help="Only what this server offers.")
 @click.option("--limit", type=click.IntRange(1), default=5, show_default=True, help="The most that are shown.")
+@click.option("--verbose", "-v", is_flag=True, help="Show the scores, and matches that fit badly.")
 @as_json
 @no_check
 def search(
@@ -171,6 +188,7 @@ def search(
     server: str | None,
     limit: int,
     *,
+    verbose: bool,
     as_json: bool,
     no_check: bool,
 ) -> int:
@@ -214,9 +232,13 @@ def search(
         write_json(
             {"tools": [*rows], "leftOut": answer.left_out, "searched": answer.searched, "semantic": answer.is_semantic}
         )
+    elif answer.hits and not verbose and not answer.is_semantic and not is_good_match(query, answer.hits[0].item):
+        closest = answer.hits[0].item.qualified_name
+        print_status(f"no good match for {cut_text(query, _MAX_ABOUT)!r}; the closest is {closest}, -v shows all")
+        return _NOTHING_FOUND
     elif answer.hits:
         for hit in answer.hits:
-            print_text(format_signature(hit.item, _MAX_SIGNATURE))
+            print_text(f"{hit.score:.2f}  " * verbose + format_signature(hit.item, _MAX_SIGNATURE))
         if answer.left_out:
             verb = "matches" if answer.left_out == 1 else "match"
             total = len(answer.hits) + answer.left_out

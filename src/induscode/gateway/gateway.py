@@ -15,7 +15,7 @@ from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, format_count
 from indusagi.core.time import now_ms
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef, ServerConfig, needs_sign_in
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerConfig, needs_sign_in
 from indusagi.interop.protocol_bridge.host.identity import CALL_SCOPE, current_identity
 from indusagi.interop.protocol_bridge.uris import convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
@@ -30,6 +30,7 @@ from induscode.deck.mcp.enrolment import DisabledTool, refuse_disabled
 from induscode.deck.provision import DeckToolBox, ToolDeck
 from induscode.gateway.content import GatewayContent, choose_plain_names, convert_outcome
 from induscode.gateway.recursion import GatewayInfo, ListenAddress, drop_own_address
+from induscode.gateway.status_lines import describe_phases
 from induscode.search.options import SEARCH_CARDS
 
 if TYPE_CHECKING:
@@ -444,8 +445,8 @@ class Gateway:
         """Summarize the served tools and servers in one line. Native tools only count if there are clients."""
         box = self.box()
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
-        ready = sum(status.phase == EndpointPhase.READY for status in self._bridge.status().values())
-        servers = f"{format_count(len(self.plan.configs), 'server')} ({ready} ready)"
+        states = describe_phases(self._bridge.status().values())
+        servers = f"{format_count(len(self.plan.configs), 'server')} ({states})"
         remotes = f"{format_count(remote, 'tool')} from {servers}"
         return f"{remotes}, {format_count(native, 'native tool')}" if has_clients else remotes
 

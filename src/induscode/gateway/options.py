@@ -292,6 +292,8 @@ class ServeOptions:
     """Limits per day of each principal of the authorization server."""
     is_ui: bool = False
     """Whether this is `indus ui`, which always prints the page's address with its key."""
+    shows_token: bool = False
+    """For `indus ui`: whether to print the address and token for MCP clients, too."""
     opens_browser: bool = False
     """Whether to open the page in a browser once it's up."""
 

@@ -233,21 +233,34 @@ async def _serve(
             await host.serve_stdio(signals.end)
             return 0
         async with host.serve_http(settings) as serving:
-            print_status(f"serving at {serving.url} {what}")
-            if settings.host in EVERYWHERE and not settings.allowed_hosts:
-                print_status("clients on other machines need --allowed-host NAME:PORT")
-            if serving.connections < settings.connections:
-                limit = f"--max-connections {settings.connections:,}: {serving.connections:,} are taken"
-                print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
-            _announce_access(settings, serving)
-            if site is not None:
-                await site.announce(serving.url.removesuffix(settings.path), serving.token, options)
+            await _announce_http(serving, settings, what, options, site)
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:
         print_status(f"{fault}{_find_port_remedy(fault.cause, options)}")
         return int(ExitCode.FAILED)
     return 0
+
+
+async def _announce_http(
+    serving: HttpHost, settings: HttpSettings, what: str, options: ServeOptions, site: PageSite | None
+) -> None:
+    """Print where the gateway serves. `indus ui` prints the page alone: it's what the user came for."""
+    origin = serving.url.removesuffix(settings.path)
+    if options.is_ui and site is not None:
+        await site.announce(origin, serving.token, options)
+        if options.shows_token:
+            print_status(f"MCP clients: {serving.url}, token {serving.token}")
+        return
+    print_status(f"serving at {serving.url} {what}")
+    if settings.host in EVERYWHERE and not settings.allowed_hosts:
+        print_status("clients on other machines need --allowed-host NAME:PORT")
+    if serving.connections < settings.connections:
+        limit = f"--max-connections {settings.connections:,}: {serving.connections:,} are taken"
+        print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
+    _announce_access(settings, serving)
+    if site is not None:
+        await site.announce(origin, serving.token, options)
 
 
 def _find_port_remedy(cause: BaseException | None, options: ServeOptions) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
 from indusagi.interop.protocol_bridge.client.tools import ViewNote
+from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.boot.plans import build_fault_note
 from induscode.cli.terminal import print_status
 from induscode.servers.remedies import format_server_command
@@ -69,3 +70,11 @@ class StatusLines:
                 notes[_MAX_REMARKS:] = [Note(f"server {server!r}", f"{more:,} further remarks", remedy)]
             # Ignore numbers when deduplicating: they change all the time.
             self.print_notes(notes, lambda note: f"{note.owner}: {_COUNT.sub('#', note.message)}")
+
+
+def describe_phases(statuses: Iterable[EndpointStatus]) -> str:
+    """Count servers by state: `3 ready, 2 starting`."""
+    phases = [status.phase for status in statuses]
+    ready, failed = phases.count(EndpointPhase.READY), phases.count(EndpointPhase.FAULTED)
+    counts = {"ready": ready, "starting": len(phases) - ready - failed, "failed": failed}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none ready"

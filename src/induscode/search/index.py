@@ -209,6 +209,16 @@ def list_query_words(query: str) -> list[str]:
     return list(dict.fromkeys([*kept, *added]))[:_MAX_WORDS]
 
 
+def is_good_match(query: str, item: SearchItem) -> bool:
+    """Return whether an item has half of the query's words or their synonyms; verbs alone don't count."""
+    names = [parameter.name for parameter in item.parameters]
+    about = {*list_stems(" ".join((item.name, item.title, item.description, item.keywords, *names)))}
+    words = [word.lower() for word in _WORD.findall(split_humps(query)) if word.lower() not in _STOP]
+    nouns = [word for word in words if not find_verb_groups(frozenset({find_stem(word)}))] or words
+    found = sum(not about.isdisjoint(map(find_stem, list_query_words(word))) for word in nouns)
+    return 2 * found >= len(nouns)
+
+
 def list_stems(text: str) -> list[str]:
     """List the stems of the words in a name or title. A stem needn't be a word."""
     return [find_stem(word) for word in map(str.lower, _WORD.findall(split_humps(text))) if word not in _STOP]
