@@ -215,7 +215,7 @@ def _watch_calls(scene: Scene, page: PageRun) -> list[str]:
     began = time.monotonic()
     with closing(CallDatabase(str(scene.calls))) as database:
         database.append([make_record(at_ms=now_ms(), server="elsewhere", tool="arrived", outcome="ok").to_row()])
-    browser.wait_for_text("elsewhere/arrived")
+    browser.wait_for_text("elsewhere → arrived")
     took_ms = (time.monotonic() - began) * 1_000
     if browser.evaluate("window.marked") is not True:
         problems.append("a live update loaded the page again")

@@ -225,7 +225,7 @@ def test_a_call_waits_for_the_answer_to_exactly_what_was_shown(tmp_path: Path) -
         assert Browser.check(ran).count('"text": "hi"') == 1
         assert ran.text.count('src="data:image/png;base64,') == 1
         # The record is written by a thread.
-        wait_for(lambda: "markup/show" in browser.get("/calls"))
+        wait_for(lambda: "markup → show" in browser.get("/calls"))
         assert "page" in browser.get("/calls")
         number = re.search(r"number=(\d+)", browser.client.get("/ui/calls").text)
         assert number is not None

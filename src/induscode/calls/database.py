@@ -27,7 +27,7 @@ from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOME
 
 T = TypeVar("T")
 MOST_ROWS = 200_000
-_MAX_READ = 50_000
+_MAX_READ = 25_000
 _HOUR_MS = 3_600_000
 _NUMBERS = frozenset(
     {"at_ms", "duration_us", "turn", "argument_bytes", "result_bytes", "tokens", "attempt", "waited_us"}

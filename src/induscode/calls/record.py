@@ -107,7 +107,7 @@ class CallRecord:
 
     @property
     def shown_name(self) -> str:
-        """Display name: `github/search`, `@github:repo://readme`, `/github:review`."""
+        """Display name: `github → search`, `@github:repo://readme`, `/github:review`."""
         return format_name(self.kind, self.server, self.tool)
 
     @property
@@ -141,7 +141,7 @@ def format_name(kind: str, server: str, name: str) -> str:
     mark = {"resource": "@", "prompt": "/"}.get(kind)
     if mark is not None:
         return f"{mark}{server}:{name}"
-    return f"{server}/{name}" if server else name
+    return f"{server} → {name}" if server else name
 
 
 def format_export(calls: Iterable[CallRecord], kind: str) -> Iterator[str]:

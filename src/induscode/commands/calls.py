@@ -227,7 +227,7 @@ def _format_cells(call: CallRecord, subject: CallSubject) -> Sequence[object]:
     return (
         Cell(call.id, "dim"),
         Cell(format_time(call.at_ms, now_ms() if is_terminal else None), "dim"),
-        _name_tool(call.kind, call.server, call.tool),
+        call.shown_name,
         subject.what or "-",
         Cell(_name_result(call), _STYLES.get(call.outcome, "red")),
         "-" if call.outcome == DECLINED else format_duration(call.duration_us),
@@ -237,10 +237,6 @@ def _format_cells(call: CallRecord, subject: CallSubject) -> Sequence[object]:
 
 def _name_result(call: CallRecord) -> str:
     return call.shown_outcome + (f", attempt {call.attempt}" if call.attempt > 1 else "")
-
-
-def _name_tool(kind: str, server: str, name: str) -> str:
-    return format_name(kind, server, name) if kind in {"resource", "prompt"} or not server else f"{server} → {name}"
 
 
 def _list_cluster_calls(context: click.Context, brokers: str, wanted: CallFilter, limit: int, *, as_json: bool) -> int:
@@ -317,7 +313,7 @@ def _show_call(call: CallRecord | None, payload: Payload | None, *, number: int,
         "trace": call.trace,
         "size": sizes,
     }
-    print_line(f"Call {call.id}: {_name_tool(call.kind, call.server, call.tool)}")
+    print_line(f"Call {call.id}: {call.shown_name}")
     for name, value in facts.items():
         if value:
             print_line(f"  {name + ':':<11} {value}")
@@ -338,7 +334,7 @@ def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit:
     groups = found[:limit]
 
     def format_cells(group: CallStatistics) -> tuple[object, ...]:
-        name = _name_tool(group.kind, group.server, group.name) or (NATIVE if by == "server" else "-")
+        name = format_name(group.kind, group.server, group.name) or (NATIVE if by == "server" else "-")
         times = (format_duration(value) for value in (group.p50_us, group.p95_us, group.slowest_us))
         return name, group.calls, group.errors, group.declined, *times, group.tokens
 

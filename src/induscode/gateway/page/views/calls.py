@@ -87,7 +87,7 @@ async def show_calls(page: PageRequest) -> PageView:
     content = tag(
         "div",
         _build_filter(page, window),
-        show_nothing("There were more calls: the figures are of the last 50,000.") if overview.is_cut else None,
+        show_nothing("There were more calls: the figures are of the last 25,000.") if overview.is_cut else None,
         live("calls", "plots", _draw_plots(overview.series)),
         live(
             "calls",
