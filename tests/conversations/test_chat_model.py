@@ -32,8 +32,14 @@ from pydantic_ai.tools import ToolDefinition
 from tests.support.networks import to_fetch_error
 
 from induscode.conversations.contract import RetryScheduled
-from induscode.conversations.model_loop.chat import VERBATIM, open_model, retry_listener, to_model_fault
 from induscode.conversations.model_loop.chat_messages import build_connection_error, replace_images, write_messages
+from induscode.conversations.model_loop.providers import (
+    VERBATIM,
+    SessionModel,
+    open_model,
+    retry_listener,
+    to_model_fault,
+)
 from induscode.conversations.models import ModelChoice
 
 if TYPE_CHECKING:
@@ -128,9 +134,12 @@ async def ask(
     key: str | None = "k",
     dialect: Any = "compatible",
 ) -> ModelResponse:
-    model = open_model(ModelChoice(dialect, "m", url, key))
-    async with model:
-        return await model.request(messages or PROMPT, None, ModelRequestParameters(function_tools=[*tools]))
+    parameters = ModelRequestParameters(function_tools=[*tools])
+    async with SessionModel(open_model(ModelChoice(dialect, "m", url, key))) as model:
+        async with model.request_stream(messages or PROMPT, None, parameters) as answer:
+            async for _ in answer:
+                pass
+            return answer.get()
 
 
 async def answer_to(*answers: Answer) -> ModelResponse:
@@ -458,7 +467,7 @@ async def _add(events: list[RunEvent], event: RunEvent) -> None:
 
 
 async def test_request_is_retried_after_transient_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.conversations.model_loop.chat._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("induscode.conversations.model_loop.providers._FIRST_DELAY_S", 0.01)
     waits = {"retry-after": "0"}
     passing = [Answer("", status, JSON, waits) for status in (503, 429)]
     with serve(*passing, stream(chunk({"content": "yes"}, "stop"))) as peer:
@@ -469,10 +478,14 @@ async def test_request_is_retried_after_transient_errors(monkeypatch: pytest.Mon
     assert len(peer.bodies) == 3
     described = [(one.reason, one.attempt, one.attempts) for one in said if isinstance(one, RetryScheduled)]
     assert described == [("The model is busy", 2, 10), ("Rate limited", 3, 10)]
-    with serve(*[Answer("", 500, JSON, waits)] * 3) as peer:
-        with pytest.raises(failures.ModelHTTPError):
-            await ask(peer.url)
-    assert len(peer.bodies) == 3
+    for dialect in ("compatible", "anthropic"):
+        with serve(*[Answer("", 500, JSON, waits)] * 3) as peer:
+            said.clear()
+            token = retry_listener.set(partial(_add, said))
+            with pytest.raises(failures.ModelHTTPError):
+                await ask(peer.url, dialect=dialect)
+            retry_listener.reset(token)
+        assert (len(peer.bodies), len(said)) == (3, 2)
     for final in (Answer("", 400, JSON), Answer("", 429, JSON, {"retry-after": "3600"})):
         with serve(final) as peer, pytest.raises(failures.ModelHTTPError):
             await ask(peer.url)

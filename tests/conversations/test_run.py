@@ -283,7 +283,7 @@ def test_dropped_answer_is_requested_once_more(ran: Ran) -> None:
 
 
 def test_unreachable_model_server_is_reported(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.conversations.model_loop.chat._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("induscode.conversations.model_loop.providers._FIRST_DELAY_S", 0.01)
     ran.setup.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()
     assert (done["code"], done["fault"]["kind"]) == (4, "connection")

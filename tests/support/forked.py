@@ -51,7 +51,7 @@ CONSTANTS: dict[str, float] = {
     "induscode.frontends.terminal.app:_WATCH_S": 0.02,
     # A question waits for a pause in typing.
     "induscode.frontends.terminal.screen:_PAUSE_S": 0.05,
-    "induscode.conversations.model_loop.chat:_FIRST_DELAY_S": 0.01,
+    "induscode.conversations.model_loop.providers:_FIRST_DELAY_S": 0.01,
     # Sandboxes leave out the sockets of tests that run at the same time: one that vanishes can't be covered any more.
     "indusagi.core.secrets:_SETTLED_S": 3600.0,
 }

@@ -1,49 +1,42 @@
-"""Clients for models: one for Chat Completions servers, with streamed responses, and those of pydantic-ai.
+"""Client for a model on a Chat Completions server, with streamed responses.
 
 API: https://platform.openai.com/docs/api-reference/chat. OpenAI, compatible providers and local servers speak it. The
 `openai` package does the same and more, but importing it would add nearly the import time of the whole model loop to
 every start: docs/decisions/0040-chat-client.md.
 
-It retries requests after transient failures. It reads server-sent events
-(https://html.spec.whatwg.org/multipage/server-sent-events.html) and, from servers without streaming, a JSON object.
+It reads server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) and, from servers without
+streaming, a JSON object.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import anyio
 from anyio import to_thread
 from pydantic_ai import exceptions as failures
 from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, ThinkingPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
-from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.usage import RequestUsage
 
 from indusagi.core.json import JsonObject, is_json_object
-from indusagi.core.secrets import hide_in_urls, hide_secrets
-from indusagi.core.tasks import Backoff, parse_retry_after
 from indusagi.core.time import now_ms
 from indusagi.net.address import FetchError, HttpPolicy, WebUrl, parse_url
 from indusagi.net.client import EventParser, get_media_type
 from indusagi.net.dial import HttpAnswer, Network, find_proxy, open_network, shared_tls
-from induscode.conversations.contract import FaultKind, ModelFault, RetryScheduled
 from induscode.conversations.model_loop.chat_messages import (
     REASONING_FIELDS,
     THINKING_TAGS,
     build_connection_error,
     build_status_error,
     build_stream_error,
-    find_message,
     parse_body,
     write_messages,
     write_tool,
@@ -51,11 +44,9 @@ from induscode.conversations.model_loop.chat_messages import (
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent
+    from pydantic_ai.profiles import ModelProfile
     from pydantic_ai.settings import ModelSettings
     from pydantic_ai.tools import RunContext
-
-    from induscode.conversations.contract import EventSink
-    from induscode.conversations.models import ModelChoice
 
 
 _END = "[DONE]"
@@ -283,19 +274,7 @@ def _read_count(counts: JsonObject, key: str) -> int:
 
 _CONNECT_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 600.0
-_MAX_RETRIES = 2
-_MAX_BUSY_RETRIES = 9
-_BUSY = {429: "Rate limited", 503: "The model is busy", 529: "The model is busy"}
-"""Statuses that ask for patience."""
-_FIRST_DELAY_S = 0.4
-_MAX_DELAY_S = 60.0
-_RETRY_STATUSES = {408, 409, 429}
-"""Retried like 5xx: https://platform.openai.com/docs/guides/error-codes."""
-_FINAL_REASONS = {"silence", "request"}
-"""Failures for which a retry is useless or takes very long."""
 _IDLE_CONNECTIONS = 4
-retry_listener: ContextVar[EventSink | None] = ContextVar("retry_listener", default=None)
-"""Receives the retries of a run's requests."""
 
 
 class ChatModel(Model[Any]):
@@ -391,106 +370,24 @@ class ChatModel(Model[Any]):
         return target, self._network
 
     async def _send(self, body: Mapping[str, Any]) -> HttpAnswer:
-        """Send a request, retrying after transient failures; `ModelAPIError` if that doesn't help."""
+        """Send a request; `ModelAPIError` if it fails."""
         # A lone surrogate has no UTF-8 form, and servers reject it as a JSON escape (RFC 8259 §8.2).
-        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-        backoff = Backoff(_FIRST_DELAY_S)
-        content = text.encode("utf-8", "replace")
-        for attempt in range(_MAX_BUSY_RETRIES + 1):
-            retries, reason = _MAX_RETRIES, "Can't connect"
+        # Messages one by one, because encoding a long conversation as one value takes many times its size.
+        encode = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
+        messages = ",".join(map(encode, body["messages"]))
+        others = encode({name: value for name, value in body.items() if name != "messages"})
+        text = f'{{"messages":[{messages}],{others.removeprefix("{")}'
+        try:
+            target, network = await self._open()
+            headers = {"content-type": "application/json", **self._headers, **target.authorization}
+            # A redirect is an error, so that the key never goes to another address.
+            response = await network.send("POST", target, headers, text.encode("utf-8", "replace"))
+            if 200 <= response.status < 300:
+                return response
             try:
-                target, network = await self._open()
-                headers = {"content-type": "application/json", **self._headers, **target.authorization}
-                # A redirect is an error, so that the key never goes to another address.
-                response = await network.send("POST", target, headers, content)
-                if 200 <= response.status < 300:
-                    return response
-                try:
-                    refusal = await _read_text(response)
-                finally:
-                    await response.aclose()
-            except FetchError as exc:
-                if attempt >= retries or exc.facts.get("reason") in _FINAL_REASONS or exc.__cause__ is None:
-                    raise build_connection_error(self._name, exc) from exc
-                delay = None
-            else:
-                delay = parse_retry_after(response.headers.get("retry-after", ""))
-                status, headers = response.status, dict(response.headers)
-                advice = response.headers.get("x-should-retry")
-                may_succeed = advice == "true" if advice else status in _RETRY_STATUSES or status >= 500
-                reason = _BUSY.get(status, f"The model's server failed ({status})")
-                retries = _MAX_BUSY_RETRIES if status in _BUSY else retries
-                if attempt >= retries or not may_succeed or (delay or 0) > _MAX_DELAY_S:
-                    raise build_status_error(self._name, status, refusal, headers)
-            pause_s = backoff.next_pause(delay)
-            if (listener := retry_listener.get()) is not None:
-                await listener(RetryScheduled(reason, pause_s, attempt + 2, retries + 1))
-            await anyio.sleep(pause_s)
-        raise AssertionError
-
-
-# -- model clients ----------------------------------------------------------------------------
-
-
-VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)
-"""Profile that sends schemas and tool results unchanged (https://ai.pydantic.dev/models/)."""
-_OPENAI_URL = "https://api.openai.com/v1"
-_OPENAI_ACCOUNT = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
-"""https://platform.openai.com/docs/api-reference/authentication"""
-
-
-def open_model(choice: ModelChoice) -> Model:
-    """Create a client for a model. The first request opens the connection."""
-    if choice.api == "anthropic":
-        from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings  # noqa: PLC0415 — a second of imports
-        from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: PLC0415 — a second of imports
-
-        provider = AnthropicProvider(api_key=choice.api_key or "none", base_url=choice.base_url)
-        # Until the deck changes, every request has the same system prompt and tools, byte for byte:
-        # https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching.
-        settings = AnthropicModelSettings(
-            anthropic_cache_instructions=True, anthropic_cache_tool_definitions=True, anthropic_cache_messages=True
-        )
-        return AnthropicModel(choice.name, provider=provider, settings=settings, profile=VERBATIM)
-    headers = {"authorization": f"Bearer {choice.api_key}"} if choice.api_key else {}
-    if choice.api == "openai":
-        # The organisation and project to bill.
-        headers |= {
-            header: value for header, variable in _OPENAI_ACCOUNT.items() if (value := os.environ.get(variable))
-        }
-    return ChatModel(
-        choice.name,
-        system="openai" if choice.api == "openai" else "local",
-        base_url=choice.base_url or _OPENAI_URL,
-        headers=headers,
-        profile=VERBATIM,
-    )
-
-
-_KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
-    (failures.ModelAuthenticationError, "auth", "check the key"),
-    (failures.ModelQuotaExceededError, "quota", "look at the account"),
-    (failures.ModelRateLimitError, "rate_limit", "wait, or use another model"),
-    (failures.ModelContextWindowExceededError, "context_window", "ask for less, or start a new conversation"),
-    (failures.ModelNotFoundError, "not_found", "check --model"),
-    (failures.ModelConnectionError, "connection", "check the address. Is the server running?"),
-    (failures.ModelRequestRejectedError, "rejected", ""),
-)
-
-
-def to_model_fault(error: failures.AgentRunError, address: str | None = None, key_from: str = "") -> ModelFault:
-    """Convert a model error to a fault with a remedy."""
-    if not isinstance(error, failures.ModelAPIError):
-        message = f"the model did not answer as it should: {error}"
-    elif isinstance(error, failures.ModelConnectionError) and address:
-        message = f"{error.model_name} at {hide_in_urls(address)}: {error.message.rstrip('.')}"
-    else:
-        detail = find_message(error.body)
-        status = f" ({error.status_code})" if isinstance(error, failures.ModelHTTPError) else ""
-        message = f"{error.model_name}{status}: {detail or error.message}"
-    message = hide_secrets(message)  # some providers repeat the key
-    for category, kind, remedy in _KINDS:
-        if isinstance(error, category):
-            is_key = kind == "auth" and key_from
-            return ModelFault(kind, message, f"{remedy}, which is from {key_from}: indus models" if is_key else remedy)
-    return ModelFault("server", message)
+                refusal = await _read_text(response)
+            finally:
+                await response.aclose()
+        except FetchError as exc:
+            raise build_connection_error(self._name, exc) from exc
+        raise build_status_error(self._name, response.status, refusal, dict(response.headers))

@@ -36,8 +36,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
     repair_messages,
 )
-from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
-from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.usage import RunUsage, UsageLimits
@@ -55,8 +54,15 @@ from induscode.conversations.contract import (
     ThinkingDelta,
     Usage,
 )
-from induscode.conversations.model_loop.chat import open_model, retry_listener, to_model_fault
 from induscode.conversations.model_loop.chat_messages import describe_file, is_image_refusal, replace_images
+from induscode.conversations.model_loop.providers import (
+    UNLISTED,
+    SessionModel,
+    has_native_search,
+    open_model,
+    retry_listener,
+    to_model_fault,
+)
 from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
 from induscode.conversations.transcript import ConversationError
 from induscode.search.index import FOUND
@@ -80,34 +86,6 @@ _SAVE_TIMEOUT_S = 2.0
 """Limit for saving the last messages after a cancellation."""
 _MAX_RETRIES = 1_000
 """Retries for unknown tools. The request limit always comes first."""
-_NATIVE_SEARCH = "tool_search"
-"""Kind of a provider's own search: https://ai.pydantic.dev/native-tools/"""
-_UNLISTED = "unlisted"
-"""Metadata key of a callable tool that requests don't list."""
-
-
-def has_native_search(model: Model) -> bool:
-    """Return whether the model's provider can search for unlisted cards."""
-    native = model.profile.get("supported_native_tools", ())
-    return model.system == "anthropic" and any(tool.kind == _NATIVE_SEARCH for tool in native)
-
-
-class ListingModel(WrapperModel):
-    """A model whose requests omit unlisted tools."""
-
-    @asynccontextmanager
-    async def request_stream(
-        self,
-        messages: list[ModelMessage],
-        model_settings: ModelSettings | None,
-        model_request_parameters: ModelRequestParameters,
-        run_context: RunContext[Any] | None = None,
-    ) -> AsyncGenerator[StreamedResponse]:
-        """Send a request with the listed tools only."""
-        tools = [tool for tool in model_request_parameters.function_tools if not (tool.metadata or {}).get(_UNLISTED)]
-        listed = replace(model_request_parameters, function_tools=tools)
-        async with super().request_stream(messages, model_settings, listed, run_context) as stream:
-            yield stream
 
 
 # -- the deck as a toolset ----------------------------------------------------------------------
@@ -151,7 +129,7 @@ class DeckToolset(ToolBoxToolset):
         second, hidden = ((), ()) if box is None else (box.runner.second_names, box.hidden)
         for name in tools.keys() & {*second, *hidden}:
             is_found = self._native_search and name not in second
-            marked = replace(tools[name].tool_def, defer_loading=is_found, metadata={_UNLISTED: not is_found})
+            marked = replace(tools[name].tool_def, defer_loading=is_found, metadata={UNLISTED: not is_found})
             tools[name] = replace(tools[name], tool_def=marked)
         return tools
 
@@ -232,7 +210,7 @@ class RunState:
 
     async def save_messages(self, run: AgentRun[None, str]) -> None:
         """Pass newly completed messages to `on_message`."""
-        self.messages = run.all_messages()
+        self.messages = [*run.all_messages()]
         new: list[ModelMessage] = run.new_messages()
         if self.dropped and isinstance(self.messages[-1], ModelResponse):  # the next response replaces it
             del self.messages[-1], new[-1:]
@@ -243,21 +221,37 @@ class RunState:
 
     async def save_message(self, message: ModelMessage) -> None:
         """Pass a message to `on_message` as JSON."""
-        (row,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
-        if is_json_object(row):
-            await self.plan.on_message(row)
+        await self.plan.on_message(_dump_message(message))
+
+
+_UNSTORED = {"instructions", "run_id", "conversation_id"}
+"""Fields of a message that every run has anew, such as the system prompt."""
+
+
+def _dump_message(message: ModelMessage) -> JsonObject:
+    """Convert a message to JSON, without empty fields and those of its run."""
+    (row,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
+    row = {name: value for name, value in row.items() if value is not None and name not in _UNSTORED}
+    row["parts"] = [
+        {name: value for name, value in part.items() if value is not None or name == "content"} for part in row["parts"]
+    ]
+    if "usage" in row:
+        row["usage"] = {name: value for name, value in row["usage"].items() if value}
+    return row
 
 
 class ModelLoop:
     """Client for one model. It owns the connection, so enter it before the first run."""
 
     def __init__(self, model: Model, key_from: str = "") -> None:
-        self._model = ListingModel(model)
+        self._model = SessionModel(model)
         self._key_from = key_from
         """Where the key is from, for the message if it's refused."""
         self._text_only = False
         self._has_ends = True
         """Whether a stream without an end is incomplete: some servers never send one."""
+        self._known: dict[int, tuple[JsonObject, ModelMessage]] = {}
+        """The history of the last run: stored messages by their identity, and as read."""
         self.usage = Usage(cost_usd=0.0)
         """Total usage of all runs."""
 
@@ -339,7 +333,7 @@ class ModelLoop:
         """Run the loop. If the model rejects images, continue once with text in their place."""
         try:
             # An interrupted run leaves calls without a result; add one to each.
-            history = repair_messages(ModelMessagesTypeAdapter.validate_python([*state.plan.history]))
+            history = repair_messages(self._read_messages(state.plan.history))
         except ValueError as exc:
             raise ConversationError(f"its stored messages cannot be read: {exc}") from exc
         if self._text_only:  # the model would reject images of earlier turns again
@@ -351,6 +345,20 @@ class ModelLoop:
                 raise
         self._text_only, state.saved = True, 0
         return await self._iterate(None, [replace_images(message) for message in state.messages], state)
+
+    def _read_messages(self, rows: Sequence[JsonObject]) -> list[ModelMessage]:
+        """Read stored messages, those of the last run from memory.
+
+        Cancelled timers hold a run's context with its messages for minutes, so that copies would pile up.
+        """
+        known, self._known = self._known, {}
+        for row in rows:
+            entry = known.get(id(row))
+            if entry is None or entry[0] is not row:
+                kept = {name: value for name, value in row.items() if name != "usage"}
+                entry = row, ModelMessagesTypeAdapter.validate_python([kept])[0]
+            self._known[id(row)] = entry
+        return [message for _, message in self._known.values()]
 
     async def _retry_dropped(self, prompt: str | None, history: Sequence[ModelMessage], state: RunState) -> RunResult:
         """Run the loop. If the connection drops during a response, request that response once more."""
