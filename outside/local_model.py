@@ -1,4 +1,4 @@
-"""What a real small model does with the deck: five kinds of tasks, each in several wordings, with a table of results.
+"""What a real small model does with the deck: seven kinds of tasks, each in several wordings, with a table of results.
 
     python -m outside.local_model [--tries N] [--all-tools] [--task NAME] [--weights FILE] [--json FILE]
 
@@ -27,6 +27,8 @@ import anyio
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.process.tree import read_cpu_demand
+from induscode.addons.loader import AddonConsentStore
+from induscode.addons.skills import SKILL_FILE, read_skill
 from induscode.cli.dialog import Reply
 from induscode.conversations.contract import RequestBudget, ToolAnswered, ToolCalled
 from induscode.conversations.models import OWN_KEY
@@ -50,7 +52,32 @@ FILES = {
     "src/config.py": "TIMEOUT = 30\nRETRIES = 3\n",
     "src/net.py": "def connect(host):\n    # FIXME: retry\n    return host\n",
     "src/store.py": "def save(row):\n    return row\n",
+    "test_config.py": """\
+import unittest
+
+from src.config import RETRIES, TIMEOUT
+
+
+class ConfigTests(unittest.TestCase):
+    def test_retries(self):
+        self.assertEqual(RETRIES, 3)
+
+    def test_timeout(self):
+        self.assertEqual(TIMEOUT, 45)
+
+
+unittest.main()
+""",
 }
+SKILL, SKILL_TEXT = (
+    ".agents/skills/release-note",
+    """\
+---
+description: How to write a release note in this project. Read it before you write one.
+---
+A release note begins with the word NOTE-88. Then it says what is new.
+""",
+)
 FACTS = {
     "Who is the release manager in release.txt?": "Lovelace",
     "Read release.txt and tell me the port of the server.": "8347",
@@ -103,6 +130,7 @@ class Task:
     """Wordings; each line is a turn."""
     check: Callable[[Attempt, Path], bool]
     has_server: bool = False
+    has_skill: bool = False
 
 
 def _has_edited(attempt: Attempt, folder: Path) -> bool:
@@ -144,6 +172,31 @@ TASKS = (
             "Read src/config.py.\nSet TIMEOUT to 60 with the edit tool.",
         ),
         _has_edited,
+    ),
+    Task(
+        "run a test",
+        ("read", "bash"),
+        (
+            "Run python3 test_config.py with bash.\nWhich test failed?",
+            "Run the command python3 test_config.py.\nName the test that failed.",
+            "Use bash to run python3 test_config.py.\nWhat is the name of the failed test?",
+            "Run the tests: python3 test_config.py\nWhich of them failed, and why?",
+            "Call bash with python3 test_config.py.\nWhich test fails?",
+        ),
+        lambda attempt, _: "bash" in attempt.calls and bool(attempt.questions) and "timeout" in attempt.answer.lower(),
+    ),
+    Task(
+        "use a skill",
+        ("read",),
+        (
+            "Read the skill release-note. What does a release note begin with?",
+            "What must a release note begin with? The skill release-note says it.",
+            "Use the skill release-note to find out how a release note begins.",
+            "How does a release note begin in this project?",
+            "Look into the skill release-note: how does a note begin?",
+        ),
+        lambda attempt, _: "skill" in attempt.calls and "NOTE-88" in attempt.answer,
+        has_skill=True,
     ),
     Task(
         "MCP call",
@@ -190,6 +243,8 @@ async def try_once(
     for path, text in FILES.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
+    if task.has_skill:
+        _add_skill(folder)
     servers = folder.parent / "servers.json"
     servers.write_text(json.dumps({"mcpServers": {"diary": {"command": sys.executable, "args": [str(DIARY_SERVER)]}}}))
     attempt = Attempt(task.name, prompt)
@@ -201,7 +256,7 @@ async def try_once(
         tools=None if all_tools else task.tools,
         mcp=(str(servers),) if all_tools or task.has_server else (),
         no_mcp=not all_tools and not task.has_server,
-        no_addons=True,
+        no_addons=not task.has_skill,
         max_requests=REQUESTS,
     )
 
@@ -228,6 +283,14 @@ async def try_once(
     attempt.cached_tokens, attempt.output_tokens = usage.cache_read_tokens, usage.output_tokens
     attempt.success = attempt.end == "done" and task.check(attempt, folder)
     return attempt
+
+
+def _add_skill(folder: Path) -> None:
+    """Add the skill to the project, with the user's consent."""
+    (folder / SKILL).mkdir(parents=True)
+    (folder / SKILL / SKILL_FILE).write_text(SKILL_TEXT)
+    skill = read_skill(os.path.realpath(folder / SKILL), is_project=True)
+    AddonConsentStore().approve(skill.file, skill.describe().digest)
 
 
 def read_engine_seconds() -> float:

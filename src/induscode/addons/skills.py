@@ -53,7 +53,7 @@ _FIELD = re.compile(r"([A-Za-z][\w-]*):[ \t]*(.*)")
 _BLOCK = re.compile(r"[|>][+-]?\d?")
 _ABOUT = """\
 Read a skill: how to do a kind of task here, with the files it needs. Read the one that fits before you start such a \
-task. `file` reads another file of it. There are:
+task. There are:
 """
 
 
@@ -306,7 +306,9 @@ class SkillSet:
                 return ToolResult.error(str(exc), code="no_skill")
 
         about = _ABOUT + "\n".join(f"- {name}: {escape_unseen(text)}" for name, text in listed.items())
-        properties: JsonObject = {"name": {"type": "string", "enum": [*listed]}, "file": {"type": "string"}}
+        properties: JsonObject = {"name": {"type": "string", "enum": [*listed]}}
+        if self._find_items() or any(len(skill.files) > 1 for skill in self.usable.values()):
+            properties["file"] = {"type": "string", "description": "Another file of the skill."}
         schema: JsonObject = {"type": "object", "properties": properties, "required": ["name"]}
         return (define_tool(ToolSpec("skill", about, schema, run, title="Skill", read_only=True)),)
 
