@@ -64,8 +64,10 @@ async def attach_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
     return await to_thread.run_sync(_read_files, text, cwd, abandon_on_cancel=True)
 
 
-async def attach_pictures(text: str, cwd: str, notes: Sequence[str]) -> tuple[Sequence[Attachment], Sequence[str]]:
-    """Read the pictures a message mentions, scaled to what models accept.
+async def attach_pictures(
+    text: str, cwd: str, notes: Sequence[str], pasted: str = ""
+) -> tuple[Sequence[Attachment], Sequence[str]]:
+    """Read the pictures a message mentions, of the workspace or the directory `pasted`, scaled to what models accept.
 
     Return them, and the notes of `attach_files` without those about them.
     """
@@ -73,15 +75,15 @@ async def attach_pictures(text: str, cwd: str, notes: Sequence[str]) -> tuple[Se
     from indusagi.capabilities.files.media import EncodedImage, fit_image  # noqa: PLC0415 — for a picture
 
     left, pictures = list(notes), list[Attachment]()
-    for path, kind, data in await to_thread.run_sync(_read_pictures, text, cwd):
+    for path, kind, data in await to_thread.run_sync(_read_pictures, text, cwd, pasted):
         image = await fit_image(data, kind) if kind in IMAGE_TYPES else None
         if isinstance(image, EncodedImage):
             pictures.append(Attachment(image.data, image.mime))
-            left = [note for note in left if not note.startswith(f"@{format_path(path)} is named, not attached: ")]
+            left = [note for note in left if not note.startswith(f"@{format_path(path)} is ")]
     return pictures, left
 
 
-def _read_pictures(text: str, cwd: str) -> list[tuple[str, str, bytes]]:
+def _read_pictures(text: str, cwd: str, pasted: str) -> list[tuple[str, str, bytes]]:
     root = real_path(cwd)
     found: dict[str, tuple[str, str, bytes]] = {}
     for match in [*_MENTION.finditer(text)][:_MAX_PICTURES]:
@@ -89,7 +91,8 @@ def _read_pictures(text: str, cwd: str) -> list[tuple[str, str, bytes]]:
         if path is None or path in found:
             continue
         try:
-            data, size = _read_start(path, root, _MAX_PICTURE_BYTES)
+            is_pasted = pasted and os.path.dirname(path) == pasted
+            data, size = _read_start(path, pasted if is_pasted else root, _MAX_PICTURE_BYTES)
         except (PathRefused, OSError):  # `attach_files` has said so
             continue
         kind = sniff(data[:HEAD_BYTES])

@@ -175,8 +175,11 @@ async def test_pictures_of_the_workspace_are_attached(tmp_path: Path) -> None:
     (home / "p.png").write_bytes(picture)
     (tmp_path / "out.png").write_bytes(picture)
     (home / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
-    text = "@p.png and @p.png, not @broken.png or @../out.png"
+    pasted = tmp_path / "pasted"
+    pasted.mkdir()
+    (pasted / "1").write_bytes(picture)
+    text = f"@p.png and @p.png, @{pasted}/1, not @broken.png or @../out.png"
     _, notes = await attach_files(text, str(home))
-    pictures, left = await attach_pictures(text, str(home), notes)
-    assert [(one.data, one.media_type) for one in pictures] == [(picture, "image/png")]
+    pictures, left = await attach_pictures(text, str(home), notes, str(pasted))
+    assert [(one.data, one.media_type) for one in pictures] == [(picture, "image/png")] * 2
     assert [note.partition(" ")[0] for note in left] == ["@broken.png", "@../out.png"]

@@ -17,11 +17,13 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from tests.support.waiting import until
 
 from induscode.cli.dialog import Choice, FileChange, Question, Reply
+from induscode.frontends.terminal import devices
 from induscode.frontends.terminal import screen as module
 from induscode.frontends.terminal.screen import Screen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
+    from pathlib import Path
 
     from prompt_toolkit.document import Document
     from prompt_toolkit.input import PipeInput
@@ -396,3 +398,38 @@ async def test_a_text_is_copied_to_the_terminals_clipboard() -> None:
     async with shown() as stage:
         stage.screen.copy("hé")
         assert "\x1b]52;c;aMOp\x07" in stage.out.getvalue()
+
+
+async def test_c_copies_the_address_of_a_sign_in_that_waits() -> None:
+    async with shown() as stage:
+        stage.screen.show("Sign in at: https://a")
+        stage.keys.send_text("c")
+        await until(lambda: "\x1b]52;c;aHR0cHM6Ly9h\x07" in stage.out.getvalue())
+        assert stage.screen.draft == ""
+        stage.screen.state.link = ""
+        await stage.type_text("c")
+        assert stage.screen.draft == "c"
+
+
+async def test_a_pasted_or_dropped_picture_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, clipboard = b"\x89PNG\r\n\x1a\n", tmp_path / "xclip"
+    (tmp_path / "a b.png").write_bytes(picture)
+    (tmp_path / "text.png").write_text("no picture")
+    clipboard.write_text(f"#!/bin/sh\nexec cat '{tmp_path}/a b.png'\n")
+    clipboard.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(devices, "_CLIPBOARDS", (("xclip",),))
+    async with shown() as stage:
+        stage.screen.state.pictures = str(tmp_path / "kept")
+        for keys, text in (
+            (paste(f"'{tmp_path}/a b.png' "), "[Picture #1]"),
+            ("\x16", "[Picture #1][Picture #2]"),
+            (paste(f"{tmp_path}/text.png"), f"[Picture #1][Picture #2]{tmp_path}/text.png"),
+        ):
+            stage.keys.send_text(keys)
+            await until(lambda: stage.screen.draft == text)  # noqa: B023 — awaited here
+        stage.keys.send_text(ENTER)
+        await until(lambda: bool(stage.person.did))
+    kept = [*(tmp_path / "kept").iterdir()]
+    assert [path.read_bytes() for path in kept] == [picture, picture]
+    assert all(f'@"{path}"' in stage.person.did[0] for path in kept)

@@ -63,8 +63,7 @@ _SHOWN_LINES = 20
 """Lines of a prompt to show, after the first."""
 _RESULTS, _LONGEST_RESULT = 20, 256 * 1024
 """Results that Ctrl-O shows, and the characters of one."""
-_SPIN_S = 0.1
-_WATCH_S = 0.25
+_SPIN_S, _WATCH_S = 0.1, 0.25
 _CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
 _COMMANDS = "induscode.frontends.terminal.slash.session"
 """Modules imported in threads after the first prompt."""
@@ -280,7 +279,7 @@ class InteractiveApp:
             if present != shown or self._turn is not None:
                 shown = present
                 self.screen.refresh()
-            await anyio.sleep(min(_SPIN_S, _WATCH_S) if self._turn is not None else _WATCH_S)
+            await anyio.sleep(_SPIN_S if self._turn is not None else _WATCH_S)
 
     async def _hold_conversations(self) -> None:
         """Hold one conversation after the other until the user leaves."""
@@ -346,6 +345,7 @@ class InteractiveApp:
                 self._invocation = replace(
                     invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
                 )
+                self.screen.state.pictures = os.path.join(self._conversation.transcript.directory, "pictures")
                 await self._load_commands(self._conversation)
                 with self._leaving.guard():
                     await ask_about_new_servers(self)
@@ -487,7 +487,7 @@ class InteractiveApp:
         except (CoreError, OSError) as exc:
             self.screen.show(f"✗ /{name} failed: {exc}")
         finally:
-            self._turn = None
+            self._turn, self.screen.state.link = None, ""
 
     async def _run_shell(self, conversation: Conversation, command: str) -> None:
         """Run a shell command of the user. The model gets its output with the next prompt."""
@@ -531,7 +531,7 @@ class InteractiveApp:
         self._turn, prompt, pictures = CancelToken(self._leaving), message, ()
         with self._turn.guard():
             prompt, notes = await attach_mentions(message, conversation.session)
-            pictures, notes = await attach_pictures(message, conversation.invocation.cwd, notes)
+            pictures, notes = await attach_pictures(message, self._invocation.cwd, notes, self.screen.state.pictures)
             for note in notes:
                 self.screen.show(f"note: {note}")
         self._called = False

@@ -5,18 +5,23 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
 import termios
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from shutil import which
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.layout.processors import Processor, Transformation
 from prompt_toolkit.output.vt100 import Vt100_Output
 
+from indusagi.core.app_dirs import make_private_dir, read_small_file, replace_file
+from indusagi.core.ids import new_ulid
 from induscode.cli.terminal import escape_controls, redirect_to_null, redirected_status_lines
 
 if TYPE_CHECKING:
@@ -26,6 +31,14 @@ _JOINERS = "\u200c\u200d"
 _MAX_BRANCH = 200
 _FOLDED_LINES = 10
 """A longer paste is folded."""
+_PICTURE_PATH = re.compile(r"(?:file://|~?/|'/)\S.*\.(?:png|jpe?g|gif|webp)'?\s*", re.IGNORECASE)
+_MAX_PICTURE = 20 * 1024 * 1024
+_CLIPBOARDS = (
+    ("wl-paste", "--type", "image/png"),
+    ("xclip", "-selection", "clipboard", "-target", "image/png", "-out"),
+    ("pngpaste", "-"),
+)
+_CLIPBOARD_S = 5.0
 
 
 class _TerminalOutput(Vt100_Output):
@@ -89,8 +102,28 @@ def open_pager(text: str) -> bool:
     return False
 
 
+def names_picture(text: str) -> bool:
+    """Return whether a paste is the absolute path of a picture, as terminals paste a file that's dropped on them."""
+    return _PICTURE_PATH.fullmatch(text) is not None
+
+
+def read_picture(pasted: str | None) -> bytes:
+    """Read the picture whose path was pasted, or the clipboard's. Empty if there's none. Blocks."""
+    from indusagi.capabilities.files.codec import HEAD_BYTES, sniff  # noqa: PLC0415 — for a picture
+
+    data = b""
+    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        if pasted is not None:
+            path = unquote(pasted.removeprefix("file://")) if pasted.startswith("file://") else shlex.split(pasted)[0]
+            data = read_small_file(os.path.expanduser(path), _MAX_PICTURE)
+        elif command := next((one for one in _CLIPBOARDS if which(one[0])), None):
+            data = subprocess.run(command, capture_output=True, timeout=_CLIPBOARD_S, check=False).stdout
+    kind = sniff(data[:HEAD_BYTES]) if data else None
+    return data if kind is not None and kind.family == "image" else b""
+
+
 class FoldedPastes:
-    """Long pastes, by the text that stands for them in the input line."""
+    """Long pastes and pictures, by the text that stands for them in the input line."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -100,9 +133,24 @@ class FoldedPastes:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if (lines := text.count("\n") + 1) <= _FOLDED_LINES:
             return text
-        sign = f"[Pasted text #{len(self._texts) + 1} +{lines} lines]"
-        self._texts[sign] = text
-        return sign
+        return self._keep(f"Pasted text #{len(self._texts) + 1} +{lines} lines", text)
+
+    def fold_picture(self, folder: str, pasted: str | None) -> str:
+        """Keep the picture whose path was pasted, or the clipboard's, and return what stands for it, if any. Blocks."""
+        data = read_picture(pasted)
+        if not data or not folder:
+            return ""
+        path = os.path.join(folder, new_ulid())
+        try:
+            make_private_dir(folder)
+            replace_file(path, data)
+        except OSError:
+            return ""
+        return self._keep(f"Picture #{len(self._texts) + 1}", f'@"{path}"')
+
+    def _keep(self, name: str, text: str) -> str:
+        self._texts[f"[{name}]"] = text
+        return f"[{name}]"
 
     def unfold(self, text: str) -> str:
         """Return the whole text of a message, and forget its pastes."""

@@ -15,14 +15,15 @@ from indusagi.core.cancel import CancelToken
 from induscode.cli.terminal import escape_unprintable, redirect_to_null
 from induscode.conversations.line_dialog import LineDialog, find_line_dialog
 from induscode.frontends.terminal.complete import open_history
-from induscode.frontends.terminal.screen import LiveState, Screen
+from induscode.frontends.terminal.contract import LiveState
+from induscode.frontends.terminal.screen import Screen
 from induscode.launch.settings import VI_MODE
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
 
     from induscode.cli.dialog import Question, Reply
-    from induscode.frontends.terminal.screen import ScreenListener
+    from induscode.frontends.terminal.contract import ScreenListener
     from induscode.launch.invocation import Invocation
 
 _LABELS = {"✓": "done:", "✗": "failed:", "⊘": "not done:", "✻": "note:", "●": "call:"}

@@ -12,10 +12,11 @@ import asyncio
 import base64
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from anyio import to_thread
 from prompt_toolkit.application import Application, run_in_terminal
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.enums import EditingMode
@@ -34,9 +35,17 @@ from prompt_toolkit.utils import get_cwidth
 
 from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import escape_unprintable
-from induscode.frontends.terminal.devices import FoldedPastes, VisibleInput, open_output, open_pager, read_typed_ahead
+from induscode.frontends.terminal.contract import LiveState, ScreenListener
+from induscode.frontends.terminal.devices import (
+    FoldedPastes,
+    VisibleInput,
+    names_picture,
+    open_output,
+    open_pager,
+    read_typed_ahead,
+)
 from induscode.frontends.terminal.questions import HINT, OpenQuestion
-from induscode.frontends.terminal.render import Palette, format_line, render_markdown
+from induscode.frontends.terminal.render import SIGN_IN, Palette, format_line, render_markdown
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
@@ -56,51 +65,6 @@ _PAUSE_S = 1.0
 """A question waits for a typing pause of this length, so that it never takes typed text as its answer."""
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 """Synchronized output: terminals that support it apply the changes in between at once; others ignore it."""
-
-
-class ScreenListener(Protocol):
-    """Receives the user's actions."""
-
-    def submit(self, text: str) -> None:
-        """Handle a submitted message."""
-        ...
-
-    def interrupt(self) -> None:
-        """Handle Ctrl-C."""
-        ...
-
-    def steer(self) -> None:
-        """Handle Esc."""
-        ...
-
-    def recall(self) -> str:
-        """Take the queued messages back, to edit them."""
-        ...
-
-    def leave(self) -> None:
-        """Handle Ctrl-D on an empty line, or a closed terminal."""
-        ...
-
-    def switch_mode(self) -> None:
-        """Handle Shift-Tab."""
-        ...
-
-    def list_results(self) -> str:
-        """Return what Ctrl-O shows."""
-        ...
-
-
-@dataclass(slots=True)
-class LiveState:
-    """Contents of the live region next to the input line. The caller changes it and calls `Screen.refresh`."""
-
-    rows: Callable[[int], Sequence[str]] = field(default=lambda limit: ())
-    """Returns at most `limit` rows, with SGR sequences."""
-    queued: Sequence[str] = ()
-    activity: Callable[[], str] = field(default=lambda: "")
-    """Returns what's happening, in at most one row with SGR sequences."""
-    status: Callable[[int], str] = field(default=lambda width: "")
-    """Returns the status row for a width, with SGR sequences."""
 
 
 class _Region(Application[None]):
@@ -188,6 +152,9 @@ class Screen:
     def show(self, text: str) -> None:
         """Write one finished line, escaped, wrapped, and coloured by its kind."""
         self.print("\n".join(format_line(self._palette, text, self.width)) + "\n")
+        if text.startswith(SIGN_IN):
+            self.state.link = text.removeprefix(SIGN_IN)
+            self.print(self._palette.dim("c copies the address"))
 
     def refresh(self) -> None:
         """Redraw within one frame; keys redraw immediately."""
@@ -463,7 +430,9 @@ class Screen:
         keys.add(Keys.Any, filter=choosing)(self._choose_answer)
         queued = Condition(lambda: bool(self.state.queued))
         keys.add("up", filter=typing & empty & queued)(self._take_back)
+        keys.add("c", filter=typing & empty & Condition(lambda: bool(self.state.link)))(self._copy_link)
         keys.add(Keys.BracketedPaste, filter=typing)(self._paste)
+        keys.add("c-v", filter=typing)(self._paste_clipboard)
         keys.add("c-x", "c-e", filter=typing)(self._open_editor)
         keys.add("c-g", filter=typing)(self._open_editor)
         keys.add("c-c", filter=~is_searching)(self._interrupt)
@@ -519,7 +488,21 @@ class Screen:
         self._note_typing(self._draft)  # `reset` doesn't fire a change event
 
     def _paste(self, event: KeyPressEvent) -> None:
-        self._draft.insert_text(self._pastes.fold(event.data))
+        if names_picture(event.data):
+            event.app.create_background_task(self._paste_picture(event.data))
+        else:
+            self._draft.insert_text(self._pastes.fold(event.data))
+
+    async def _paste_clipboard(self, _: KeyPressEvent) -> None:
+        await self._paste_picture(None)
+
+    async def _paste_picture(self, pasted: str | None) -> None:
+        """Paste the picture whose path was pasted, or the clipboard's."""
+        sign = await to_thread.run_sync(self._pastes.fold_picture, self.state.pictures, pasted)
+        if sign or pasted is not None:
+            self._draft.insert_text(sign or str(pasted))
+        else:
+            self.show("note: there's no picture in the clipboard")
 
     def _unfold(self) -> None:
         text = self._pastes.unfold(self._draft.text)
@@ -536,6 +519,10 @@ class Screen:
             self.refresh()
 
         self._draft.open_in_editor().add_done_callback(end)
+
+    def _copy_link(self, _: KeyPressEvent) -> None:
+        self.copy(self.state.link)
+        self.show("Copied the address")
 
     def _take_back(self, _: KeyPressEvent) -> None:
         self._draft.insert_text(self._listener.recall())
