@@ -73,7 +73,7 @@ def test_write_edit_and_rm_are_rewound_byte_for_byte_and_the_rewind_is_undone(tm
         assert "link: removed" in preview
         assert "  sub/with\\nnewline é: restored\n" in preview
         assert describe_tree(project.cwd) == after_two
-        assert "paths restored" in project.rewind("--to", "2", "--yes")
+        assert "Restored " in project.rewind("--to", "2", "--yes")
         assert describe_tree(project.cwd) == after_one
         project.rewind("--to", "3", "--yes")
         assert describe_tree(project.cwd) == after_two

@@ -320,7 +320,7 @@ def test_a_conversation_is_rewound_as_it_was_shown(tmp_path: Path) -> None:
         assert "changed since you looked" in browser.post(path, digest=digest[1])
         assert "another program has changed it since" in browser.get(path)
         made.write_bytes(b"")
-        assert "1 path restored; 2 messages hidden" in browser.post(path, digest=digest[1])
+        assert "Restored 1 path, removed 2 messages" in browser.post(path, digest=digest[1])
         assert not made.exists()
         assert "Undo this rewind" in browser.get(f"/session?id={conversation}")
         assert browser.client.get(f"/ui{path}0").status_code == 404

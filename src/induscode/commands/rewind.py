@@ -148,7 +148,7 @@ class _RewindSession(StoredRewind):
             paths = [self.shorten(path) for path in done]
             write_json({"changed": [*paths], "left": [*rows], "messages": result.messages})
         else:
-            print_line(f"{self.describe_result(result)}. `indus rewind` lists the point that undoes this.")
+            print_line(f"{result}. `indus rewind` lists the point that undoes this.")
         for path, reason in left:
             print_status(f"{self.shorten(path)} stays as it is: {reason}")
         return _LEFT if left else 0

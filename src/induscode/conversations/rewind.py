@@ -72,6 +72,12 @@ class RewindResult:
     files: RestoreResult | None
     messages: int
 
+    def __str__(self) -> str:
+        parts = [] if self.files is None else [f"restored {format_count(len(self.files.done), 'path')}"]
+        verb = "removed" if self.messages > 0 else "brought back"
+        parts += [f"{verb} {format_count(abs(self.messages), 'message')}"] if self.messages else []
+        return (", ".join(parts) or "nothing changed").capitalize()
+
 
 def list_rewind_points(
     transcript: Transcript, checkpoints: FileCheckpoints, *, hidden: bool = False
@@ -247,10 +253,3 @@ class StoredRewind:
         if scope != "files":
             yield describe_messages(preview.messages)
         yield from (f"note: {note}" for note in preview.notes)
-
-    def describe_result(self, result: RewindResult) -> str:
-        """Describe what a rewind did, without the files it left."""
-        done = () if result.files is None else result.files.done
-        parts = [] if result.files is None else [f"{format_count(len(done), 'path')} restored"]
-        parts += [describe_messages(result.messages)] if result.messages else []
-        return "; ".join(parts) or "nothing changed"

@@ -168,7 +168,7 @@ def test_an_answer_is_streamed_as_markdown_and_the_next_request_holds_it(setup: 
         ]  # fmt: skip
         terminal.enter("and a.txt?")
         terminal.wait_for_answer("It says one.")
-        assert "✓ Read a.txt · 2 lines" in terminal.text
+        assert "✓ Read a.txt · 1 line\n" in terminal.text
         assert "The end." in setup.requested(1)
         assert terminal.leave() == 0
 

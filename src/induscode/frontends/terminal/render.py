@@ -232,7 +232,8 @@ class EventRenderer:
         """Yield the first two lines and the last one of a command's output, or the last five of one that failed."""
         most = _ERROR_LINES if state == "error" else _OUTPUT_LINES
         left = len(lines) - most
-        more = self._palette.dim(cut_to_cells(f"    … {left:,} more lines · ctrl-o shows all", self._cells))
+        count = format_count(left, "more line")
+        more = self._palette.dim(cut_to_cells(f"    … {count} · ctrl-o shows all", self._cells))
         shown = [*enumerate(lines)] if left <= 0 else [*enumerate(lines)][-most:]
         if left > 0 and state != "error":
             shown = [(0, lines[0]), (1, lines[1]), (len(lines) - 1, lines[-1])]
@@ -436,6 +437,9 @@ def format_outcome(event: ToolAnswered) -> str:
     added, removed = details.get("added"), details.get("removed")
     if isinstance(details.get("diff"), str) and isinstance(added, int) and isinstance(removed, int):
         return f"+{added} −{removed}" if added or removed else "unchanged"  # noqa: RUF001 — a minus
+    start, end = details.get("first"), details.get("last")
+    if isinstance(start, int) and isinstance(end, int):  # without the notes of `read`
+        return format_count(end - start + 1, "line")
     if len(lines) > 1:
         return format_count(len(event.text.splitlines()), "line")
     return first or "no output"
@@ -503,7 +507,7 @@ def format_diff_rows(palette: Palette, diff: str, width: int, limit: int = DIFF_
         yield palette.dim(cut_to_cells(f"    … {more} · ctrl-o shows all", width))
 
 
-_SIGN_IN = "Sign in at: "
+SIGN_IN = "Sign in at: "
 
 
 def format_line(palette: Palette, text: str, width: int) -> Iterator[str]:
@@ -513,10 +517,10 @@ def format_line(palette: Palette, text: str, width: int) -> Iterator[str]:
     is a link of one row (OSC 8) if the terminal has colour, and otherwise a whole line.
     """
     text = escape_unprintable(text)
-    if text.startswith(_SIGN_IN) and measure_cells(text) > width:
-        address = text.removeprefix(_SIGN_IN)
+    if text.startswith(SIGN_IN) and measure_cells(text) > width:
+        address = text.removeprefix(SIGN_IN)
         link = f"\x1b]8;;{address}\x1b\\{cut_to_cells(address, width - 1)}\x1b]8;;\x1b\\"
-        yield from (_SIGN_IN.rstrip(), link if palette.color and address.isascii() else address)
+        yield from (SIGN_IN.rstrip(), link if palette.color and address.isascii() else address)
         return
     lead = text[: len(text) - len(text.lstrip())]
     room = width - len(lead) - 2

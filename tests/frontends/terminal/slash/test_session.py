@@ -341,7 +341,7 @@ def test_a_rewind_lists_previews_asks_and_reports(setup: TerminalSetup) -> None:
         terminal.enter("/rewind 1 both")
         terminal.wait_for(lambda: terminal.text.count("Back to the state before: write a file") == 2)
         terminal.type("y")
-        terminal.wait_for("1 path restored; 4 messages hidden from the conversation")
+        terminal.wait_for("Restored 1 path, removed 4 messages")
         assert not (setup.cwd / "new.txt").exists()
         terminal.wait_for("\n> write a file\n  openai:scripted")
         terminal.type(CTRL_C)

@@ -90,9 +90,7 @@ async def _rewind(host: SlashHost, rest: str) -> None:
     if scope != "files":
         await conversation.restore_state()
         host.screen.offer_draft(point.prompt)
-    parts = [] if result.files is None else [f"{format_count(len(result.files.done), 'path')} restored"]
-    parts += [describe_messages(result.messages)] if result.messages else []
-    host.screen.show(f"{'; '.join(parts) or 'nothing changed'}. Undo: /rewind, first entry")
+    host.screen.show(f"{result}. Undo: /rewind, first entry")
     for path, reason in () if result.files is None else result.files.left:
         host.screen.show(f"{_shorten(host, path)} stays as it is: {reason}")
 
@@ -148,6 +146,7 @@ _KEYS = (
     ("Up, Ctrl-R", "earlier messages; search them. Up takes queued messages back"),
     ("Ctrl-G, Ctrl-X Ctrl-E", "write in $EDITOR"),
     ("@PATH", "attach a file or a picture"),
+    ("Ctrl-V", "attach the picture in the clipboard"),
     ("!COMMAND", "run a shell command; the model gets its output with your next message"),
     ("/NAME", "run a command: /help lists them"),
 )
@@ -434,6 +433,7 @@ TASKS = SlashCommand(
 _WIDEST = 72
 _NUMBER = 7
 _LONGEST_NAME = 24
+_LARGEST_TOOLS = 3
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
@@ -445,23 +445,26 @@ class ContextPart:
     tokens: int
 
 
-def measure_parts(conversation: Conversation) -> Sequence[ContextPart]:
-    """Estimate the parts of the next request: system prompt, tools by server, messages."""
+def measure_parts(conversation: Conversation) -> tuple[Sequence[ContextPart], Sequence[ContextPart]]:
+    """Estimate the parts of the next request, and the size of each server's tool, the largest first."""
     box = conversation.search.open_box(conversation.session.deck())
     servers = conversation.map_servers()
-    tools: dict[str, int] = {}
+    owners: dict[str, int] = {}
+    tools: list[ContextPart] = []
     for descriptor in box.descriptors():
         size = estimate_definition(descriptor)
         owner = servers.get(descriptor.name)
         name = "native tools" if owner is None else f"tools of {owner}"
-        tools[name] = tools.get(name, 0) + size
+        owners[name] = owners.get(name, 0) + size
+        tools += [] if owner is None else [ContextPart(descriptor.name, size)]
     prompt = conversation.render_system_prompt()
     messages = sum(map(estimate_message, conversation.transcript.messages()))
-    return (
+    parts = (
         ContextPart("system prompt", estimate_tokens(prompt)),
-        *(ContextPart(name, size) for name, size in tools.items()),
+        *(ContextPart(name, size) for name, size in owners.items()),
         ContextPart("messages", messages),
     )
+    return parts, sorted(tools, key=lambda tool: -tool.tokens)
 
 
 def format_parts(parts: Sequence[ContextPart], window: int | None, width: int) -> Sequence[str]:
@@ -488,8 +491,12 @@ async def _show_context(host: SlashHost, rest: str) -> None:
         raise SlashError("this command takes no arguments")
     conversation = host.conversation
     window = conversation.choice.context_window
-    for line in format_parts(measure_parts(conversation), window, host.screen.width):
+    parts, tools = measure_parts(conversation)
+    for line in format_parts(parts, window, host.screen.width):
         host.screen.show(line)
+    if tools:
+        largest = ", ".join(f"{tool.name} {format_tokens(tool.tokens)}" for tool in tools[:_LARGEST_TOOLS])
+        host.screen.show(f"Largest tools of servers: {largest}. /mcp disable NAME switches a server off")
     if window is None:
         host.screen.show("Context size unknown. Set it with --context-window N.")
     if conversation.context_tokens:

@@ -158,7 +158,7 @@ async def show_rewind(page: PageRequest) -> PageView:
                 consent.check_digest(page.form.get("digest", ""))
                 result = await stored.rewind(point, cast("RewindScope", scope))
                 left = () if result.files is None else result.files.left
-                text = f"{stored.describe_result(result)}. To undo this, use “Undo this rewind” in the conversation."
+                text = f"{result}. To undo this, use “Undo this rewind” in the conversation."
                 said = [tag("p", text, role="status", cls="said")]
                 said += [tag("p", f"{stored.shorten(path)} stays as it is: {reason}") for path, reason in left]
                 return PageView("Rewound", tag("div", said, back), "sessions")
