@@ -433,3 +433,4 @@ async def test_a_pasted_or_dropped_picture_is_attached(tmp_path: Path, monkeypat
     kept = [*(tmp_path / "kept").iterdir()]
     assert [path.read_bytes() for path in kept] == [picture, picture]
     assert all(f'@"{path}"' in stage.person.did[0] for path in kept)
+    assert devices.hide_pictures(f'@"{kept[0]}" and', str(tmp_path / "kept")) == "[Picture] and"

@@ -32,7 +32,7 @@ from induscode.cli.terminal import escape_controls, escape_unprintable
 from induscode.conversations.contract import RunResult, SpendLimit, ToolAnswered, ToolCalled
 from induscode.frontends.terminal.blocks import cut_to_cells
 from induscode.frontends.terminal.complete import InputCompleter
-from induscode.frontends.terminal.devices import describe_place, redirected_messages
+from induscode.frontends.terminal.devices import describe_place, hide_pictures, redirected_messages
 from induscode.frontends.terminal.plain import open_screen
 from induscode.frontends.terminal.render import EventRenderer, Palette, format_farewell, format_status
 from induscode.frontends.terminal.slash import (
@@ -79,11 +79,7 @@ def run_interactive(invocation: Invocation, first: str = "") -> int:
 
     Call it in the main thread, without a running event loop.
     """
-
-    async def run() -> int:
-        return await InteractiveApp(invocation, first).run()
-
-    return anyio.run(run)
+    return anyio.run(lambda: InteractiveApp(invocation, first).run())
 
 
 class InteractiveApp:
@@ -416,7 +412,7 @@ class InteractiveApp:
             for line in answer.splitlines()[-_EXCERPT_LINES:]:
                 self.screen.show(line[-_EXCERPT_CHARS:])
         plan = conversation.session.mcp.plan
-        held = {str(note) for note in plan.notes if "needs your consent" in note.message}
+        held = {str(note) for note in plan.notes if "isn't trusted yet" in note.message}
         for note in (*conversation.notes, *conversation.list_notes()):
             if note not in held:
                 self._show_note(note)
@@ -571,7 +567,7 @@ class InteractiveApp:
             self.screen.show(f"note: {note}")
 
     def _show_message(self, message: str) -> None:
-        first, *more = message.split("\n")
+        first, *more = hide_pictures(message, self.screen.state.pictures).split("\n")
         if len(more) > _SHOWN_LINES:
             more = [*more[:_SHOWN_LINES], f"… {format_count(len(more) - _SHOWN_LINES, 'more line')}"]
         for line in (f"> {first}", *(f"  {line}" for line in more)):

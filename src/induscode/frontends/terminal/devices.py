@@ -122,6 +122,11 @@ def read_picture(pasted: str | None) -> bytes:
     return data if kind is not None and kind.family == "image" else b""
 
 
+def hide_pictures(text: str, folder: str) -> str:
+    """Shorten the mentions of pasted pictures in a message."""
+    return re.sub(rf'@"{re.escape(folder)}/\w+"', "[Picture]", text) if folder else text
+
+
 class FoldedPastes:
     """Long pastes and pictures, by the text that stands for them in the input line."""
 
