@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from typing import Any
 
 import anyio
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from induscode.cli.signals import signal_code
 from induscode.conversations.contract import ExitCode, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
 from induscode.conversations.run import StdoutWriter, create_reporter, event_to_json
+from induscode.launch.invocation import Invocation
 
 # -- exit codes -------------------------------------------------------------------------------
 
@@ -31,9 +33,10 @@ def test_total_cost_is_known_if_all_costs_are() -> None:
     assert one.add(Usage(1, 1, 1)).cost_usd is None
 
 
-async def written(shape: str, *events: object, result: str = "", error: str = "", verbose: bool = False) -> str:
+async def written(shape: Any, *events: object, result: str = "", error: str = "", verbose: bool = False) -> str:
     reading, writing = os.pipe()
-    reporter = create_reporter(shape, StdoutWriter(writing), verbose=verbose)  # type: ignore[arg-type]
+    invocation = Invocation(cwd="/", output_format=shape, verbose=verbose)
+    reporter = create_reporter(invocation, StdoutWriter(writing), shows_calls=verbose)
     try:
         await reporter.report_start({"type": "init"})
         for event in events:
@@ -65,6 +68,12 @@ async def test_text_output_has_no_control_characters(capfd: pytest.CaptureFixtur
     told = capfd.readouterr().err
     for line in ("calling bash", "bash: 1/2 half", "bash: 1 some", "not run", "limit"):
         assert line in told
+
+
+@pytest.mark.anyio
+async def test_text_output_is_the_answer() -> None:
+    events = (TextDelta("Let me look.", starts=True), ToolCalled("1", "bash", {}), TextDelta("Done\x1b", starts=True))
+    assert await written("text", *events, result="Done\x1b") == "Done\n"
 
 
 @pytest.mark.anyio

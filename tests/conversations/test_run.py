@@ -619,7 +619,7 @@ class Refusing:
         return ToolResult.error(f"{self.name} was not run: this run cannot ask the user", code="denied")
 
 
-def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
+def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply, **flags: Any) -> int:
     ran.server.script[:] = script
     for name, value in ran.setup.build_environment().items():
         monkeypatch.setenv(name, value)
@@ -627,7 +627,7 @@ def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
     def wrap(card: Capability) -> Capability:
         return Refusing(card) if card.name == "bash" else card
 
-    asked = Invocation(**ran.setup.build_fields(output_format="json"))
+    asked = Invocation(**ran.setup.build_fields(output_format="json", **flags))
     return run_headless(asked, PermissionSetup(wrap=wrap, posture="No commands are allowed here."))
 
 
@@ -640,6 +640,7 @@ def test_denied_call_is_listed_and_the_run_continues(
     assert denied["name"] == "bash"
     assert "this run cannot ask the user" in denied["reason"]
     assert "No commands are allowed here." in to_text(ran.server.requests[0])
+    assert guarded(ran, monkeypatch, calls("bash", command="rm -rf x"), says("I may not"), fail_on_denied=True) == 5
 
 
 def test_sub_session_has_the_permissions_of_its_parent(
@@ -695,7 +696,7 @@ async def test_r17_blocked_standard_output_does_not_delay_the_end(
     monkeypatch.setitem(CONSTANTS, "induscode.conversations.run:_REPORT_S", 0.05)
     with model_server(Reply(text=("x" * 200_000,), stalls=True)) as server:
         setup = SessionSetup(tmp_path, server)
-        process = setup.start()
+        process = setup.start(verbose=True)
         await until(server.speaking.is_set)
         assert process.stdout is not None
         assert os.read(process.stdout.fileno(), 1) == b"x"

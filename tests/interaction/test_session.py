@@ -93,7 +93,7 @@ async def test_r17_signal_during_a_call_reaches_the_server_and_ends_everything(
 async def test_sigint_during_an_answer_ends_the_request(tmp_path: Path, api: ModelApi) -> None:
     with model_server(Reply(text=("Once upon ", "a time"), stalls=True)) as server:
         setup = SessionSetup(tmp_path, server, api)
-        process = setup.start()
+        process = setup.start(verbose=True)
         await until(server.speaking.is_set)
         assert process.stdout is not None
         said = b""
@@ -159,7 +159,7 @@ async def test_closed_pipe_ends_the_run_quietly(tmp_path: Path) -> None:
     with model_server(said, says("second")) as server:
         setup = SessionSetup(tmp_path, server)
         setup.mount(honest("--log", log, id="srv"))
-        process = setup.start()
+        process = setup.start(verbose=True)
         assert process.stdout is not None
         assert os.read(process.stdout.fileno(), 5) == b"first"
         process.stdout.close()

@@ -145,8 +145,8 @@ def _session(context: click.Context, prompt: str, **_: object) -> int:
 
 
 def _open_session(context: click.Context, invocation: Invocation, prompt: str = "") -> int:
-    if "--output-format" in list_given_flags(context):
-        raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})")
+    if needing := {"--output-format", "--verbose", "--fail-on-denied"}.intersection(list_given_flags(context)):
+        raise click.UsageError(f"{min(needing)} needs a prompt ({_PROMPT})")
     if not is_interactive():
         raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command")
     if os.environ.get("TERM") in {"dumb", ""}:

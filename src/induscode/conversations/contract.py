@@ -272,7 +272,7 @@ class ExitCode(IntEnum):
     """Exit codes of a session. Signal n gives 128 + n, as in POSIX shells."""
 
     OK = 0
-    """The model answered. Denied calls don't fail the run."""
+    """The model answered. Denied calls don't fail the run, except with `--fail-on-denied`."""
     FAILED = 1
     """Any other failure."""
     USAGE = 2
@@ -282,6 +282,6 @@ class ExitCode(IntEnum):
     MODEL = 4
     """No model, or its server rejected the request: key, limit, context window, connection."""
     LIMIT = 5
-    """The run reached a limit (requests, tokens, cost), or repeated the same call too often."""
+    """The run reached a limit (requests, tokens, cost), repeated a call too often, or `--fail-on-denied` applies."""
     INTERRUPTED = 128 + signal.SIGINT
     READER_LEFT = 128 + signal.SIGPIPE

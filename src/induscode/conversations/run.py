@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.conversations.contract import AnswerEvent, RunEvent
     from induscode.conversations.conversation import Conversation
-    from induscode.launch.invocation import Invocation, OutputFormat
+    from induscode.launch.invocation import Invocation
 
 
 _CLOSING_S = 5.0
@@ -143,9 +143,8 @@ async def answer_prompt(
                     open_conversation(invocation, permissions, notes=notes, dialog=dialog)
                 )
                 is_interactive = sys.stderr is not None and sys.stderr.isatty()
-                run = Run(
-                    conversation, create_reporter(invocation.output_format, writer, verbose=is_interactive), cancel
-                )
+                reporter = create_reporter(invocation, writer, shows_calls=is_interactive)
+                run = Run(conversation, reporter, cancel)
                 await conversation.loading.wait()
                 await conversation.wait_for_servers()
                 await run.report_start()
@@ -240,7 +239,8 @@ class Run:
         elif result.reason == "error":
             code = ExitCode.FAILED if result.fault is None else ExitCode.MODEL
         else:
-            code = ExitCode.OK if result.reason == "done" else ExitCode.LIMIT
+            is_refused = conversation.invocation.fail_on_denied and bool(self.denied)
+            code = ExitCode.OK if result.reason == "done" and not is_refused else ExitCode.LIMIT
         if result.note:
             self._warn(result.note)
         await self._report_end(result, code)
@@ -321,10 +321,11 @@ class StdoutWriter:
 
 @dataclass(slots=True)
 class TextReporter:
-    """Writes the model's text as it arrives."""
+    """Writes the answer at the end, or with `--verbose` all of the model's text as it arrives."""
 
     writer: StdoutWriter
-    verbose: bool = False
+    streams: bool = False
+    shows_calls: bool = False
     """Whether to show tool calls on standard error, because it's a terminal."""
     _line_open: bool = field(default=False, init=False)
     """Whether the last line has no newline yet."""
@@ -338,6 +339,8 @@ class TextReporter:
     async def report_event(self, event: RunEvent) -> None:
         """Write the model's text. Other events go to standard error."""
         if isinstance(event, TextDelta):
+            if not self.streams:
+                return
             text = _CONTROL.sub("", event.text)
             self._gap = self._gap or (event.starts and self._has_text)
             if text:
@@ -348,17 +351,18 @@ class TextReporter:
             print_status(event.text)
         elif isinstance(event, RetryScheduled):
             print_status(event.describe(event.delay_s))
-        elif isinstance(event, ToolCalled) and self.verbose:
+        elif isinstance(event, ToolCalled) and self.shows_calls:
             print_status(f"calling {event.name}")
-        elif isinstance(event, ToolAdvanced) and self.verbose:
+        elif isinstance(event, ToolAdvanced) and self.shows_calls:
             share = f"{event.done:g}" if event.total is None else f"{event.done:g}/{event.total:g}"
             print_status(f"{event.name}: {share} {event.message}")
 
     async def report_end(self, summary: JsonObject) -> None:
-        """End the last line, and print the reason for an early end on standard error."""
-        if self._line_open:
+        """Write the answer or end its last line, and print the reason for an early end on standard error."""
+        text = "" if self.streams else _CONTROL.sub("", str(summary["result"]))
+        if self._line_open or text:
             self._line_open = False
-            await self.writer.write("\n")
+            await self.writer.write(text.removesuffix("\n") + "\n")
         if summary["error"]:
             print_status(str(summary["error"]))
 
@@ -416,11 +420,11 @@ def event_to_json(event: AnswerEvent) -> JsonObject:
     return {"type": "usage", **event.to_json(), "cost_usd": event.cost_usd}
 
 
-def create_reporter(output_format: OutputFormat, writer: StdoutWriter, *, verbose: bool) -> Reporter:
-    """Create the reporter for an output format."""
-    if output_format == "text":
-        return TextReporter(writer, verbose)
-    return JsonReporter(writer, stream=output_format == "stream-json")
+def create_reporter(invocation: Invocation, writer: StdoutWriter, *, shows_calls: bool) -> Reporter:
+    """Create the reporter for the output format."""
+    if invocation.output_format == "text":
+        return TextReporter(writer, invocation.verbose, shows_calls)
+    return JsonReporter(writer, stream=invocation.output_format == "stream-json")
 
 
 def _format_line(value: JsonObject) -> str:

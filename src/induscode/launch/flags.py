@@ -151,6 +151,8 @@ def flag_specs() -> tuple[FlagSpec, ...]:
     return (
         session.value("--print", "PROMPT", "Answer this prompt and exit; standard input is added to it.", "-p"),
         session.value("--output-format", None, "How the answer is written.", schema=formats, default="text"),
+        session.switch("--verbose", "With -p: write all that the model says, as it says it, not only the answer."),
+        session.switch("--fail-on-denied", "With -p: exit with 5 if a call was denied."),
         session.switch("--continue", "Continue the last conversation of this directory.", "-c"),
         session.value("--resume", "ID", "Continue the conversation with this id.", "-r", excludes=("--continue",)),
         session.switch("--fork", "With --continue or --resume: continue in a copy."),

@@ -28,6 +28,9 @@ class Invocation:
     cwd: str
     prompt: str | None = None
     output_format: OutputFormat = "text"
+    verbose: bool = False
+    """Write all that the model says, not only the answer."""
+    fail_on_denied: bool = False
     continue_last: bool = False
     resume: str | None = None
     fork: bool = False
