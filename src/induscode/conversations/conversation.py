@@ -339,6 +339,8 @@ class Conversation:
                 time_s=_SUMMARY_TIMEOUT_S,
             )
             result = await loop.run(text, plan)
+            if result.reason == "limit" and not self.spend.find_reached():
+                raise CompactionError("the model called a tool instead of writing a summary")
             if result.reason != "done":
                 raise CompactionError(f"the model gave no summary: {result.message}")
             return result.text

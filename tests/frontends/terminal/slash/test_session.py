@@ -314,13 +314,14 @@ def test_a_compaction_reports_what_it_replaced(setup: TerminalSetup) -> None:
 
 
 def test_a_compaction_without_a_model_changes_nothing(setup: TerminalSetup) -> None:
-    script = (says("a1"), says("a2"), says("a3"), Reply(status=500, error="down today"), says("a4"))
+    script = (says("a1"), says("a2"), says("a3"), Reply(status=500, error="down today"), calls("ls"), says("a4"))
     with setup.open(script=script, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         for number in (1, 2, 3):
             say(terminal, f"q{number}", f"a{number}")
         wait_for_answer(terminal, "/compact", "nothing was changed: the model gave no summary")
         assert "down today" in terminal.text
+        wait_for_answer(terminal, "/compact", "the model called a tool instead of writing a summary")
         say(terminal, "q4", "a4")
         assert "q1" in setup.requested()
         assert terminal.leave() == 0
