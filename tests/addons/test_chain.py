@@ -320,8 +320,8 @@ async def test_a_failing_required_addon_refuses_every_call(
 
 async def test_a_missing_required_addon_refuses_every_call_and_the_others_see_it(echo: Echo, tmp_path: Path) -> None:
     log: list[str] = []
-    outcome = await chain(echo.card(), tmp_path, load(Hooks("x", log)), gone="it needs your consent").call(text="hi")
-    assert outcome.output == "echo was not run: the required addon 'gone' is missing: it needs your consent"
+    outcome = await chain(echo.card(), tmp_path, load(Hooks("x", log)), gone="it isn't trusted yet").call(text="hi")
+    assert outcome.output == "echo was not run: the required addon 'gone' is missing: it isn't trusted yet"
     assert outcome.details["code"] == "addon_failed"
     assert (log, echo.texts) == (["x after"], [])
 

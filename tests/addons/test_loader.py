@@ -152,7 +152,7 @@ def test_a_project_addon_without_consent_is_not_run_and_the_note_names_the_comma
     path = add_project_addon(work, "fresh", f"import os; os.mkdir({str(work / 'ran')!r})", trusted=False)
     addons = load(work)
     assert addons.loaded == ()
-    expected = f"addon 'fresh' of {path}: not loaded: it needs your consent (indus addons trust fresh)"
+    expected = f"addon 'fresh' of {path}: not loaded: it isn't trusted yet (indus addons trust fresh)"
     assert [str(note) for note in addons.notes] == [expected]
     assert not (work / "ran").exists()
 
@@ -163,7 +163,7 @@ def test_a_changed_file_needs_consent_again(work: Path) -> None:
     path.write_text(build_source() + "#", encoding="utf-8")
     addons = load(work)
     assert addons.loaded == ()
-    assert "it has changed since you consented to it (indus addons trust mine)" in str(addons.notes[0])
+    assert "it has changed since you trusted it (indus addons trust mine)" in str(addons.notes[0])
     path.write_text(build_source(), encoding="utf-8")
     assert [one.name for one in load(work).loaded] == ["mine"]
 
@@ -247,7 +247,7 @@ def test_required_addons_that_are_not_loaded_are_missing_with_the_reason(work: P
     addons = load(work, required=("mine", "fresh", "gone"))
     assert [(one.name, one.required) for one in addons.loaded] == [("mine", True)]
     assert addons.missing == {
-        "fresh": "not loaded: it needs your consent (indus addons trust fresh)",
+        "fresh": "not loaded: it isn't trusted yet (indus addons trust fresh)",
         "gone": "there is no such addon; see the setting addons.required",
     }
     addons = load(work, required=("mine",), enabled=False)

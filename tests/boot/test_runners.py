@@ -80,7 +80,7 @@ def test_r36_servers_of_a_project_are_planned_as_untrusted(work: Path) -> None:
     assert [one.id for one in plan.untrusted] == ["x"]
     assert (dict(plan.configs), dict(plan.consent)) == ({}, {"x": "unknown"})
     (note,) = plan.notes
-    assert "it needs your consent" in str(note)
+    assert "it isn't trusted yet" in str(note)
     assert "indus mcp trust x" in str(note)
     trust = TrustStore()
     trust.approve(plan.rows[0], trust.question(plan.rows[0]).digest)
@@ -88,7 +88,7 @@ def test_r36_servers_of_a_project_are_planned_as_untrusted(work: Path) -> None:
     put(work / ".indusvx/mcp.json", x={"command": "y"})
     changed = plan_servers(Invocation(cwd=str(work)))
     assert dict(changed.consent) == {"x": "changed"}
-    assert "it has changed since you consented to it" in str(changed.notes[0])
+    assert "it has changed since you trusted it" in str(changed.notes[0])
 
 
 def test_a_file_that_is_named_is_consent_and_a_directory_is_not(work: Path) -> None:
@@ -212,7 +212,7 @@ async def test_r36_a_run_without_consent_starts_nothing(work: Path, tmp_path: Pa
         assert session.mcp.status()["h"].trust == "untrusted"
         assert session.mcp.missing() == ("h",)
         assert all("h__" not in one.name for one in session.box().descriptors())
-        assert any("needs your consent" in str(note) for note in session.notes)
+        assert any("isn't trusted yet" in str(note) for note in session.notes)
     assert not log.exists()
 
 

@@ -61,7 +61,7 @@ def test_consent_is_given_by_name_revoked_and_lost_by_a_change(tmp_path: Path) -
     assert told("addons", "--json", cwd=tmp_path)["addons"][0]["state"] == "trusted"
     path.write_text(LOUD + "# changed\n", encoding="utf-8")
     done = run("call", "ls", cwd=tmp_path)
-    assert "it has changed since you consented to it (indus addons trust mine)" in done.stderr
+    assert "it has changed since you trusted it (indus addons trust mine)" in done.stderr
     assert "trusted as it is" in run("addons", "trust", "--yes", "mine", cwd=tmp_path).stdout
     assert told("addons", "untrust", "--json", cwd=tmp_path) == {"addons": [{"name": "mine", "revoked": True}]}
     assert "there was no consent to it" in run("addons", "untrust", "mine", cwd=tmp_path).stderr
@@ -188,7 +188,7 @@ def test_a_required_addon_of_the_settings_refuses_calls_until_it_is_loaded(tmp_p
     (tmp_path / ".indusvx/settings.json").write_text('{"addons.required": ["loud"]}', encoding="utf-8")
     done = run("call", "ls", cwd=tmp_path)
     assert done.returncode == 1
-    assert "the required addon 'loud' is missing: not loaded: it needs your consent" in done.stdout
+    assert "the required addon 'loud' is missing: not loaded: it isn't trusted yet" in done.stdout
     assert "--no-addons is given" in run("call", "ls", "--no-addons", cwd=tmp_path).stdout
     add_project_addon(tmp_path, "loud", path.read_text(encoding="utf-8"))
     assert run("call", "ls", cwd=tmp_path).returncode == 0

@@ -192,7 +192,7 @@ def test_a_long_answer_is_not_cut(tmp_path: Path) -> None:
         ("bad__any", 3, "there is no tool 'bad__any': server 'bad': the command 'no-such-command'"),
         ("gone__any", 3, "server 'gone'"),
         ("open__any", 3, "the variable NOT_SET_HERE is not set"),
-        ("theirs__echo", 3, "it needs your consent (indus mcp trust theirs)"),
+        ("theirs__echo", 3, "it isn't trusted yet (indus mcp trust theirs)"),
         ("off__echo", 2, "there is no tool 'off__echo'"),
         ("honest__ecko", 2, "Did you mean 'honest__echo'?"),
         ("grpe", 2, "there is no tool 'grpe'. Did you mean 'grep'?"),

@@ -107,11 +107,11 @@ def test_check_reads_each_reference_and_nothing_without_consent(
     assert state == "problem"
     assert "it has the mode 0644: chmod 600" in problem
     ((state, problem),) = rows.values()
-    assert (state, problem) == ("blocked", "it needs your consent: indus mcp trust p")
+    assert (state, problem) == ("blocked", "it isn't trusted yet: indus mcp trust p")
     assert not (tmp_path / "ran").exists()
     assert VALUE not in out
     assert run(["secrets", "check", "-C", str(tmp_path)]) == 1
-    assert "not read: it needs your consent" in capsys.readouterr().out
+    assert "not read: it isn't trusted yet" in capsys.readouterr().out
 
 
 def test_check_is_content_without_references(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

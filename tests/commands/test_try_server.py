@@ -105,7 +105,7 @@ def test_a_kept_server_has_its_profile_and_exactly_the_listed_definitions(
     kept = attempt(*OFF, "--json", "--keep", "clock", "--yes", "--digest", shown["digest"], "--", *HONEST)
     assert json.loads(kept.stdout)["kept"] == "clock"
     assert servers_of(user_file())["clock"] == {"command": HONEST[0], "args": HONEST[1:], "sandbox": "off"}
-    assert run("mcp", "diff", "clock", cwd=tmp_path).stdout == "Every tool is as it was approved.\n"
+    assert run("mcp", "diff", "clock", cwd=tmp_path).stdout == "No changed tools.\n"
     again = attempt(*OFF, "--keep", "clock", "--yes", "--", *HONEST)
     one_line(again, "has a server 'clock': keep it under another name")
     document = json.loads(user_file().read_text("utf-8"))

@@ -123,7 +123,7 @@ def test_a_project_addon_without_consent_does_not_load(ran: AddonRun) -> None:
     done = ran(READ, says("done"))
     assert "the text" in ran.read(1)
     path = ran.setup.cwd / ".indusvx/addons/fresh.py"
-    expected = f"addon 'fresh' of {path}: not loaded: it needs your consent (indus addons trust fresh)"
+    expected = f"addon 'fresh' of {path}: not loaded: it isn't trusted yet (indus addons trust fresh)"
     assert expected in done["notes"]
     assert expected in ran.err
 

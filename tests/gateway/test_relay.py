@@ -61,7 +61,7 @@ def test_trust_applies(tmp_path: Path) -> None:
     log = tmp_path / "log"
     configured(project_file(tmp_path), {"theirs": row("--log", log)})
     done = run("serve", "--transparent", "theirs", cwd=tmp_path)
-    one_line(done, "it needs your consent", "indus mcp trust theirs", code=3)
+    one_line(done, "it isn't trusted yet", "indus mcp trust theirs", code=3)
     assert not log.exists()
     assert run("mcp", "trust", "--yes", "theirs", cwd=tmp_path).returncode == 0
     with greeted("--transparent", "theirs", cwd=tmp_path) as gateway:

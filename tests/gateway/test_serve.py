@@ -259,7 +259,7 @@ def test_a_server_of_the_project_waits_for_consent_and_comes_with_it(tmp_path: P
     configured(project_file(tmp_path), {"theirs": row("--log", log)})
     with greeted(cwd=tmp_path) as gateway:
         assert gateway.tools() == READ_ONLY
-        assert "it needs your consent" in gateway.said()
+        assert "it isn't trusted yet" in gateway.said()
         assert "indus mcp trust theirs" in gateway.said()
         assert not log.exists()
         assert run("mcp", "trust", "--yes", "theirs", cwd=tmp_path).returncode == 0

@@ -406,7 +406,7 @@ class CommandHooks(Interceptor):
         """Run a hook; `HookError` if it gave no answer."""
         changed = await to_thread.run_sync(found.find_changed_script)
         if changed is not None:
-            raise HookError(f"{changed} has changed since you consented to it: indus addons trust {found.label}")
+            raise HookError(f"{changed} has changed since you trusted it: indus addons trust {found.label}")
         given: JsonObject = {
             "session_id": self.session,
             "transcript_path": self.log,

@@ -391,7 +391,7 @@ def describe_refusal(source: InstalledAddon | ProjectAddon) -> Note | None:
     """Return the note about an addon without consent, or None if it may be loaded."""
     if isinstance(source, InstalledAddon) or source.consent == "trusted":
         return None
-    reason = "it has changed since you consented to it" if source.consent == "changed" else "it needs your consent"
+    reason = "it has changed since you trusted it" if source.consent == "changed" else "it isn't trusted yet"
     return Note(f"addon {source.name!r} of {source.file}", f"not loaded: {reason}", f"indus addons trust {source.name}")
 
 

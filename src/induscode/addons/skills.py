@@ -137,7 +137,7 @@ class Skill:
         found = review_item(RemoteToolRef(OWNER, self.name, "skill"), texts, OtherNames(ToolNames(), OWNER))
         warnings = ["the model follows its text where it fits the task", *(finding.brief for finding in found)]
         if self.consent == "changed":
-            lines.append("CHANGED since you consented to it")
+            lines.append("CHANGED since you trusted it")
         return build_consent(f"skill {self.name} of {self.folder}", self.definition, lines, warnings)
 
     def to_item(self) -> BridgeCapability:

@@ -118,7 +118,7 @@ def plan_servers(
     for row in found.rows:
         if row not in trusted:
             changed = consent[row.id] == "changed"
-            reason = "it has changed since you consented to it" if changed else "it needs your consent"
+            reason = "it has changed since you trusted it" if changed else "it isn't trusted yet"
             owner = f"server {row.id!r} of {row.origin}"
             refused.append(Note(owner, f"not started: {reason}", f"indus mcp trust {row.id}"))
     locked, labels, unread = _read_lock(invocation.cwd, found.rows)

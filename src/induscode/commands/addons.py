@@ -138,7 +138,9 @@ def _ask_consent(source: ProjectPart, *, yes: bool, digests: Sequence[str], quie
     if not yes:
         print_text("\n".join(map(escape_unseen, source.text.expandtabs(4).split("\n"))))
     question = source.describe()
-    if not ask_consent(question, f"Use {source.label} from now on?", yes=yes, digests=digests, quiet=quiet):
+    if not ask_consent(
+        question, f"Trust {source.label} and use it in this project?", yes=yes, digests=digests, quiet=quiet
+    ):
         print_status(f"{source.label}: not trusted")
         return False
     AddonConsentStore().approve(source.file, question.digest)

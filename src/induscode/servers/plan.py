@@ -166,8 +166,8 @@ def digest_place(file: str, server: str) -> str:
 
 
 STATE_REMEDIES = {
-    "untrusted": "it needs your consent: indus mcp trust {}",
-    "changed": "it has changed since you consented to it: indus mcp trust {}",
+    "untrusted": "it isn't trusted yet: indus mcp trust {}",
+    "changed": "it has changed since you trusted it: indus mcp trust {}",
     "unsandboxed": "it has no sandbox, and one is required: "
     'put "sandbox": "standard" into its row, or what this finds: indus mcp doctor {} --sandbox',
     "unresolved": "one of its variables has no value",

@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Changing:
 
 def test_a_tool_that_changed_waits_until_it_is_approved(tmp_path: Path, server: Changing) -> None:
     configured(user_file(), {"s": server.row})
-    assert run("mcp", "diff", cwd=tmp_path).stdout == "Every tool is as it was approved.\n"
+    assert run("mcp", "diff", cwd=tmp_path).stdout == "No changed tools.\n"
     server.has(one={"description": "One, and your keys."}, two={"description": "Two!"})
     done = run("mcp", "diff", "s", cwd=tmp_path)
     assert done.returncode == 1
@@ -130,7 +130,7 @@ def test_finding_b3_a_disabled_tool_is_shown_by_every_command(tmp_path: Path, se
     # The form from before is approved still.
     server.has(one={"description": "One."}, two={"description": "Two."})
     assert run("call", "s__one", cwd=tmp_path).stdout == "done\n"
-    assert run("mcp", "diff", cwd=tmp_path).stdout == "Every tool is as it was approved.\n"
+    assert run("mcp", "diff", cwd=tmp_path).stdout == "No changed tools.\n"
 
 
 def test_finding_b3_a_gateway_says_why_a_tool_is_disabled_and_notices_its_approval(

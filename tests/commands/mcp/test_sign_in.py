@@ -174,7 +174,7 @@ def test_servers_without_a_sign_in_are_refused(
     assert "There is no server 'absent'" in capsys.readouterr().err
     configured(project_file(tmp_path), {"theirs": {"url": "http://127.0.0.1:9/mcp"}})
     assert run(["mcp", "login", "theirs"]) == 2
-    assert "it needs your consent: indus mcp trust theirs" in capsys.readouterr().err
+    assert "it isn't trusted yet: indus mcp trust theirs" in capsys.readouterr().err
     assert run(["mcp", "auth", "--json"]) == 0
     states = {facts["name"]: facts["state"] for facts in json.loads(capsys.readouterr().out)["servers"]}
     assert states == {"header": "header", "theirs": "untrusted"}

@@ -104,7 +104,7 @@ def test_r37_c8_a_server_that_was_changed_is_not_started_and_the_change_is_named
     assert phases(tmp_path) == {"theirs": "changed"}
     done = run("call", "theirs__echo", "text=x", cwd=tmp_path)
     assert done.returncode == 3
-    assert "it has changed since you consented to it" in done.stderr
+    assert "it has changed since you trusted it" in done.stderr
     assert not log.exists()
     asked = typed("n\n", "mcp", "trust", cwd=tmp_path)
     assert "CHANGED since it was consented to: argv" in asked.stdout

@@ -57,7 +57,7 @@ def test_skills_and_hooks_are_trusted_in_the_session_which_then_asks_for_them(se
         terminal.wait_for("/addons trust skill:deploy")
         terminal.enter("/addons trust")
         for label in ("skill:deploy", "hooks:.claude/settings.json"):
-            terminal.wait_for(f"Use {label} from now on?")
+            terminal.wait_for(f"Trust {label} and use it in this project?")
             terminal.type("y")
         terminal.wait_for("in use from now on: skill:deploy, hooks:.claude/settings.json")
         terminal.enter("write it")

@@ -275,7 +275,7 @@ def diff(context: click.Context, server: str | None, *, as_json: bool, **_: obje
         if has_faults:
             return _FAULT
         if not drifts and not as_json:
-            print_line("Every tool is as it was approved.")
+            print_line("No changed tools.")
         return 0
 
     return run_until_signal(work)

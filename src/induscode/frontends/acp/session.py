@@ -235,7 +235,7 @@ class EditorSession:
         if result.reason == "error":
             is_refused = result.fault is not None and result.fault.kind == "auth"
             raise RpcError(AUTH_REQUIRED if is_refused else INTERNAL_ERROR, result.message)
-        self._show_note(f"the turn ended early: {result.message}")
+        self._show_note(result.message)
         return "max_turn_requests" if result.reason == "limit" else "end_turn"
 
     def _show_note(self, note: str) -> None:

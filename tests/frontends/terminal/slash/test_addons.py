@@ -58,7 +58,7 @@ def test_every_addon_is_listed_with_its_state_and_reason(tmp_path: Path) -> None
     host.addons.skipped.add("good")
     host.run()
     assert host.rows["good"][2:] == ("skipped since it failed", "0 cards, 1 interceptor")
-    assert host.rows["waiting"][2] == "not loaded: it needs your consent"
+    assert host.rows["waiting"][2] == "not loaded: it isn't trusted yet"
     assert host.rows["late"][2] == "loads with the next session"
     assert host.rows["audit"][2].startswith("required and missing: there is no such addon")
     shown = "\n".join(host.lines)
@@ -71,7 +71,7 @@ def test_a_required_addon_without_consent_is_listed_once(tmp_path: Path) -> None
     host = Host(tmp_path)
     assert [*host.addons.missing] == ["audit"]
     host.run()
-    assert host.rows["audit"][2] == "not loaded: it needs your consent"
+    assert host.rows["audit"][2] == "not loaded: it isn't trusted yet"
 
 
 def test_a_session_without_addons_says_so(tmp_path: Path) -> None:

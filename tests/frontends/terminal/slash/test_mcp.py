@@ -88,7 +88,7 @@ def test_an_untrusted_server_of_the_project_is_trusted_and_used(setup: TerminalS
         terminal.type(ESCAPE)
         terminal.wait_for("1 server not trusted: /mcp trust")
         wait_for_answer(terminal, "/mcp list", "Fix: /mcp trust ours")
-        wait_for_answer(terminal, "/mcp connect ours", "server 'ours' is not started: it needs your consent")
+        wait_for_answer(terminal, "/mcp connect ours", "server 'ours' is not started: it isn't trusted yet")
         wait_for_answer(terminal, "/mcp trust ours", "n  no")
         terminal.type("n")
         terminal.wait_for("ours: not trusted")
@@ -133,7 +133,7 @@ def test_a_changed_definition_is_shown_graded_and_approved(setup: TerminalSetup,
     with setup.open(*GIVEN, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         wait_for_answer(terminal, "/mcp restart drifting", "✓ drifting: 13 tools")
-        wait_for_answer(terminal, "/mcp diff drifting", "every tool is as it was approved")
+        wait_for_answer(terminal, "/mcp diff drifting", "no changed tools")
         assert terminal.leave() == 0
     definition.write_text(json.dumps({"description": "As it is."}))
     with setup.open(*GIVEN, columns=WIDE) as terminal:

@@ -167,7 +167,7 @@ async def test_the_table_of_servers_is_shown_with_problems_and_remedies() -> Non
         "good: 1 tool is disabled, changed since approved: old", "  Fix: /mcp approve good",
         "bad: it was not found (next try in 7 s)",
         "  Fix: install the command, or correct it: indus mcp get bad",
-        "new: it needs your consent", "  Fix: /mcp trust new",
+        "new: it isn't trusted yet", "  Fix: /mcp trust new",
         "unset: the variable KEY is not set", "  Fix: set the variable, then /mcp reload",
         "out: switched off for this session", "  Fix: /mcp enable out",
         "filed: switched off in /off.json", "  Fix: /mcp enable filed",
@@ -209,7 +209,7 @@ async def test_a_server_in_use_or_without_consent_is_not_touched() -> None:
     with pytest.raises(SlashError, match="server 'new' is switched off for this session: /mcp enable new"):
         await stage.run("connect new")
     stage.switched_off.clear()
-    with pytest.raises(SlashError, match=r"server 'new' is not started: it needs your consent \(/mcp trust new\)"):
+    with pytest.raises(SlashError, match=r"server 'new' is not started: it isn't trusted yet \(/mcp trust new\)"):
         await stage.run("connect new")
     stage.off_in_file = ["filed"]
     with pytest.raises(SlashError, match="server 'filed' is switched off in its file: /mcp enable filed"):

@@ -488,7 +488,7 @@ async def _diff(host: SlashHost, servers: SessionServers, words: Sequence[str]) 
             host.screen.show(line)
         host.screen.print(escape_controls(drift.diff()))
     if not drifts:
-        host.screen.show("every tool is as it was approved")
+        host.screen.show("no changed tools")
 
 
 async def _approve(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:

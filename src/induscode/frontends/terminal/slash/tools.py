@@ -186,7 +186,7 @@ async def _trust_parts(host: SlashHost, labels: Sequence[str]) -> None:
             continue
         question = part.describe()
         lines = (*part.text.expandtabs(4).split("\n"), *question.details)
-        if await confirm(host, f"Use {part.label} from now on?", lines):
+        if await confirm(host, f"Trust {part.label} and use it in this project?", lines):
             await to_thread.run_sync(AddonConsentStore().approve, part.file, question.digest)
             used.append(part.label)
     if not used:
