@@ -193,7 +193,7 @@ def test_hooks_of_a_project_run_after_a_yes_to_exactly_these(work: Path, file: s
     assert (work / "ran").exists()
     script.write_text("touch pwned\n", encoding="utf-8")
     decision = stage.before(command="ls")
-    assert "guard.sh has changed since you consented" in decision.reason
+    assert "guard.sh has changed since you trusted it" in decision.reason
     later = Stage(work)
     assert later.before(command="ls") is None
     assert "they have changed since you consented" in str(later.hooks.notes[0])
@@ -231,7 +231,7 @@ def test_a_script_is_covered_however_it_is_named_and_a_link_to_one_is_refused(wo
         Path(path).unlink()
         Path(path).symlink_to(work / "hooks/other.sh")
     decision = stage.before(command="ls")
-    assert "has changed since you consented" in decision.reason
+    assert "has changed since you trusted it" in decision.reason
     later = Stage(work)
     assert later.hooks.build_addon() is None
     assert "which is a link" in str(later.hooks.notes[0])
