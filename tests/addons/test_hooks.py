@@ -196,7 +196,7 @@ def test_hooks_of_a_project_run_after_a_yes_to_exactly_these(work: Path, file: s
     assert "guard.sh has changed since you trusted it" in decision.reason
     later = Stage(work)
     assert later.before(command="ls") is None
-    assert "they have changed since you consented" in str(later.hooks.notes[0])
+    assert "they have changed since you trusted them" in str(later.hooks.notes[0])
     assert not (work / "pwned").exists()
 
 
@@ -307,7 +307,7 @@ def test_without_consent_nothing_runs_in_a_run_and_its_sub_agents(ran: HookRun) 
         ran.hook(TOUCH, trusted=False, event=event)
         done = ran(calls("ls"), calls("task", objective="look"), calls("ls", path="."), says("seen"), says("done"))
         assert (done["code"], done["result"]) == (0, "done")
-        assert "they need your consent" in ran.err
+        assert "they aren't trusted yet" in ran.err
         assert not (ran.cwd / "ran").exists()
     ran.hook(TOUCH, trusted=True)
     assert ran(calls("ls"), says("done"), no_addons=True)["code"] == 0

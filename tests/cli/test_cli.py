@@ -111,7 +111,7 @@ def test_the_module_is_the_command() -> None:
     ("arguments", "message"),
     [
         (["--frobnicate"], "No such option '--frobnicate'. See"),
-        (["--versio"], "No such option '--versio'. Did you mean '--version'? See"),
+        (["--frk"], "No such option '--frk'. Did you mean '--fork'? See"),
         (["-x"], "No such option '-x'. See"),
         (["no-command"], "There is no command 'no-command'. To ask a model: indus -p no-command."),
         (["serv"], "There is no command 'serv'. Did you mean 'serve'?"),

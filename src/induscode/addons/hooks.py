@@ -146,7 +146,7 @@ class HookFile:
         }
         lines = [f"{hook} (at most {hook.timeout_s:g} s)" for hook in self.hooks]
         lines += [f"{path}: SHA-256 {digest}" for path, digest in digests.items()]
-        changed = ["CHANGED since you consented to them"] if self.consent == "changed" else []
+        changed = ["CHANGED since you trusted them"] if self.consent == "changed" else []
         warning = "they run without a question, in the sandbox of commands, and see every call and result"
         return build_consent(f"hooks of {self.file}", facts, (*lines, *changed), (warning,))
 
@@ -300,7 +300,9 @@ class CommandHooks(Interceptor):
             owner = f"hooks of {found.file}"
             if found.is_project:
                 why = (
-                    "they have changed since you consented" if found.consent == "changed" else "they need your consent"
+                    "they have changed since you trusted them"
+                    if found.consent == "changed"
+                    else "they aren't trusted yet"
                 )
                 self.notes.append(Note(owner, f"not run: {why}", f"indus addons trust {found.label}"))
             else:
