@@ -31,7 +31,8 @@ TOUCH = "touch ran; cat > /dev/null"
 def write_hooks(path: Path, *commands: str, event: str = "PreToolUse", matcher: str = "", **more: Any) -> Path:
     """Write hooks into a settings file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"type": "command", "command": command, **more} for command in commands]
+    limits = [{"timeout": 0.2 if "sleep" in command else 60, **more} for command in commands]
+    rows = [{"type": "command", "command": command, **limit} for command, limit in zip(commands, limits, strict=True)]
     path.write_text(json.dumps({"hooks": {event: [{"matcher": matcher, "hooks": rows}]}}), encoding="utf-8")
     return path
 
@@ -103,7 +104,7 @@ def answer(**special: object) -> str:
     ids=["exit-2", "exit-0", "allow", "deny", "block", "continue", "broken", "hangs"],
 )
 def test_a_hook_denies_or_says_nothing(work: Path, command: str, expected: object) -> None:
-    write_hooks(work / ".claude/settings.json", command, timeout=0.2 if "sleep" in command else 60)
+    write_hooks(work / ".claude/settings.json", command)
     trust(work)
     decision = Stage(work).before(command="ls")
     if isinstance(expected, str):
@@ -161,8 +162,9 @@ def test_matchers_name_tools_as_claude_code_or_indus(
 
 
 def test_after_a_call_hooks_add_context(work: Path) -> None:
-    hooks = ("echo formatted >&2; exit 2", answer(additionalContext="see\u202e docs"), "sleep 600")
-    write_hooks(work / ".indusvx/settings.json", *hooks, event="PostToolUse", timeout=1)
+    saw = """grep -q '"content": *"done"' && echo formatted >&2; exit 2"""
+    hooks = (saw, answer(additionalContext="see\u202e docs"), "sleep 600")
+    write_hooks(work / ".indusvx/settings.json", *hooks, event="PostToolUse")
     trust(work)
     stage = Stage(work)
     result = stage.run(partial(stage.hooks.after, build_call(), ToolResult.text("done")))
@@ -170,7 +172,7 @@ def test_after_a_call_hooks_add_context(work: Path) -> None:
     assert "done" in text
     assert "[a hook of the session says: formatted]" in text
     assert "[a hook of the session says: see docs]" in text
-    assert "wasn't done within 1 s" in stage.said[0]
+    assert "wasn't done within 0.2 s" in stage.said[0]
 
 
 # -- consent ----------------------------------------------------------------------------------
