@@ -80,7 +80,7 @@ def test_off_and_nothing_are_no_profile() -> None:
         ({"profile": "off"}, "no sandbox profile 'off'"),
         ({"profile": ["strict"]}, "no sandbox profile"),
         ({"network": False}, "unknown key 'network'"),
-        (dict.fromkeys("zyxwva", 1), "unknown key 'a'"),
+        (dict.fromkeys("zyxwvutsrqponmlkjihgfedcba", 1), "unknown key 'a'"),
         ({**CONTAINER, "container": "lxc"}, "must be docker or podman, not 'lxc'"),
         ({**CONTAINER, "image": "--privileged"}, "names no image: '--privileged'"),
         ({**CONTAINER, "image": "notes@sha256:12"}, "names no image"),
