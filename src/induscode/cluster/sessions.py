@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, cast
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
-from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal, HttpRequest
+from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, Headers, HttpRefusal, HttpRequest
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd, decode_frame
 from induscode.cluster.contract import ClusterFault
@@ -33,7 +33,6 @@ from induscode.cluster.key import ClusterKey, UnsealedError, is_opening
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from indusagi.interop.protocol_bridge.host.http.request import Headers
     from induscode.cluster.channel import Channel
     from induscode.cluster.node import ClusterNode
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from anyio import to_thread
 
+from indusagi.core.json import JsonObject
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import AuthFault, CredentialStore, Refusal, ServerAuth, SignInPrompt
 from indusagi.interop.auth.driver import AuthDriver
@@ -17,16 +18,12 @@ from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.requests import Challenge, find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from indusagi.net.client import WebResponse
 from induscode.connectors.auth import Credentials, check_values, choose_scheme
 from induscode.connectors.openapi import ConnectorFault
-from induscode.connectors.operations import list_operations
+from induscode.connectors.operations import OperationSpec, list_operations
 from induscode.connectors.store import ConnectorRow, ConnectorStore
 from induscode.servers.sign_in import SignInFacts, read_facts, sign_in_again, sign_out
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
-    from indusagi.net.client import WebResponse
-    from induscode.connectors.operations import OperationSpec
 
 
 class ConnectorSignIn:

@@ -19,7 +19,7 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
-from indusagi.runtime.contract import ToolCall
+from indusagi.runtime.contract import ToolCall, ToolDescriptor
 from induscode.addons.hooks import MOST_STOPS, CommandHooks
 from induscode.addons.skills import SkillSet
 from induscode.cli.terminal import print_status
@@ -29,6 +29,7 @@ from induscode.conversations.compaction import (
     AUTOMATIC_SHARE,
     SUMMARY_INSTRUCTIONS,
     CompactionError,
+    CompactionReport,
     NothingToCompactError,
     compact_transcript,
     measure_context,
@@ -58,11 +59,9 @@ from induscode.permissions.plan_mode import PlanMode
 if TYPE_CHECKING:
     from indusagi.adapters.calls import Attachment
     from indusagi.core.cancel import CancelToken
-    from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.cli.dialog import Dialog
     from induscode.conversations.agents.files import AgentDefinition, AgentFiles
-    from induscode.conversations.compaction import CompactionReport
     from induscode.conversations.model_loop import ModelLoop
     from induscode.launch.invocation import Invocation
     from induscode.permissions import PermissionSetup

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -22,11 +21,13 @@ from indusagi.capabilities.leftovers import Receipt, find_leftover_jobs, make_ow
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text, format_count
+from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.addons.hooks import CommandHooks
 from induscode.addons.skills import SkillSet
 from induscode.boot.plans import ConfigFiles, check_named_configs, list_config_files
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
+from induscode.cli.dialog import Dialog
 from induscode.conversations.agents.files import load_agents
 from induscode.conversations.compaction import measure_context
 from induscode.conversations.contract import SpendLimit
@@ -42,14 +43,10 @@ from induscode.conversations.transcript import Transcript, open_transcript
 from induscode.deck.contract import DeckFramework
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS
+from induscode.launch.invocation import Invocation
 from induscode.permissions import PermissionSetup, load_permissions
 from induscode.permissions.plan_mode import PlanMode
 from induscode.search.options import read_search_options
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.fleet import FleetEvent
-    from induscode.cli.dialog import Dialog
-    from induscode.launch.invocation import Invocation
 
 _SAVE_TIMEOUT_S = 2.0
 _MAX_COMMAND_CHARS = 60

@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from indusagi.core.tasks import BackgroundTask, run_shielded
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
+from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, BrokenConfigError, ConfigFiles, ConsentedRows, reread_plan
 from induscode.boot.runners import explain_slow_start
 from induscode.boot.session import KeptServers
 from induscode.conversations.server_requests import SamplingModel
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.fleet import FleetEvent
-    from induscode.deck.mcp.boot import BootedBridge
-    from induscode.launch.invocation import Invocation
-    from induscode.servers.config.rows import ServerRow
-    from induscode.servers.plan import ServerPlan
+from induscode.deck.mcp.boot import BootedBridge
+from induscode.launch.invocation import Invocation
+from induscode.servers.config.rows import ServerRow
+from induscode.servers.plan import ServerPlan
 
 RELOAD = "look at it: /mcp reload"
 _SLOW_START_S = 1.0

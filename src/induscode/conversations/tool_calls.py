@@ -12,26 +12,24 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import anyio
 
 from indusagi.adapters.calls import ModelContent, to_model_content
 from indusagi.capabilities.web.fetch import fence_text
+from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.tasks import ReadWriteLock
 from indusagi.core.text import escape_unseen
 from indusagi.runtime.calls import CallEntry, UserWait, current_entry, current_wait
+from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress
 from induscode.calls.record import find_tool_ref
 from induscode.conversations.contract import EventSink, ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.conversations.deck_limit import find_denied_tools, resolve_deck_call
 from induscode.conversations.transcript import add_session_note
-
-if TYPE_CHECKING:
-    from indusagi.core.cancel import CancelToken
-    from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress
-    from induscode.deck.provision import DeckToolBox
+from induscode.deck.provision import DeckToolBox
 
 _PROGRESS_BUFFER = 64
 _OWN_CODES = frozenset({"cancelled", "denied", "drift", "unknown_tool"})

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import quote as quote_url
 
 import click
 
+from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 from induscode.boot.catalog import list_native_tools
 from induscode.boot.plans import load_plan
 from induscode.cli.terminal import print_line, print_status
@@ -19,13 +20,10 @@ from induscode.gateway.options import SERVE_FLAGS, ServeOptions
 from induscode.gateway.recursion import EVERYWHERE
 from induscode.launch.flags import FlagKind, flag_specs
 from induscode.launch.options import collect_values, read_invocation
+from induscode.launch.views import View
 from induscode.servers.clients import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
 from induscode.servers.clients.install import Change, InstallError, find_client_file, plan_install, plan_uninstall
 from induscode.servers.plan import find_row
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
-    from induscode.launch.views import View
 
 _ENTRY_FLAGS = ("stdio", "print_config", "install", "uninstall", "dry_run")
 """Flags about the entry itself; stdio is the default."""

@@ -23,7 +23,7 @@ from induscode.calls.record import CallOrigin
 from induscode.cli.terminal import print_status
 from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
-from induscode.gateway.approvals.queue import ApprovalOptions, ApprovalQueue
+from induscode.gateway.approvals.queue import ApprovalMode, ApprovalOptions, ApprovalQueue
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.gateway import Gateway, GatewayContext, GatewayOpening
 from induscode.gateway.search_box import SearchedBoxes
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from induscode.calls.telemetry import CallMetrics
     from induscode.cluster.sessions import TaskHandles
     from induscode.conversations.agents.delegate import SubSessions
-    from induscode.gateway.approvals.queue import ApprovalMode
     from induscode.gateway.page.site import PageSite
     from induscode.gateway.sign_in import UserSignIns
     from induscode.gateway.token_book import TokenBook

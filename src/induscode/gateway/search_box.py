@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from induscode.search.cards import SearchReport
     from induscode.search.index import ToolIndex
 
-    BoxSource: TypeAlias = Callable[[], ServedBox | None]
+BoxSource: TypeAlias = Callable[[], ServedBox | None]
 
 
 class _SearchedTools(ToolBoxLayer):

@@ -44,7 +44,7 @@ from induscode.cluster.shared.state import (
 )
 from induscode.cluster.shared.state import KIND as CONSENT
 from induscode.deck.mcp.store.pins import build_identities
-from induscode.gateway.approvals.queue import POLL_S
+from induscode.gateway.approvals.queue import POLL_S, ApprovalQueue
 from induscode.gateway.approvals.store import Approval, ApprovalState
 from induscode.gateway.gateway import Gateway, GatewayContext, NodeHooks
 from induscode.gateway.recursion import drop_own_address
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
     from induscode.cluster.shared.table import SharedTable
     from induscode.deck.contract import Capability
-    from induscode.gateway.approvals.queue import ApprovalQueue
     from induscode.gateway.token_book import TokenBook
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks, Wrap

@@ -37,17 +37,15 @@ from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, TaskExchange
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, parse_call_result, to_tool_result
 from indusagi.interop.protocol_bridge.fleet import send_past_move
-from indusagi.interop.protocol_bridge.host.identity import current_identity
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, current_identity
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.interop.protocol_bridge.uris import convert_blocks, convert_result
-from indusagi.runtime.calls import current_conversation, current_user
+from indusagi.runtime.calls import CallCompletion, current_conversation, current_user
 from indusagi.runtime.contract import ProgressSink, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.host.catalog import TaskListener
-    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-    from indusagi.runtime.calls import CallCompletion
     from induscode.cluster.sessions import SealedTask, TaskHandles
     from induscode.gateway.content import GatewayContent
 

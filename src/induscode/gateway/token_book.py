@@ -10,7 +10,7 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 from anyio import to_thread
@@ -20,7 +20,7 @@ from indusagi.core.tasks import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, current_identity
-from indusagi.runtime.calls import current_completion
+from indusagi.runtime.calls import CallingClient, current_completion
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolResult
 from induscode.calls.record import estimate_size, measure_result
 from induscode.cli.terminal import print_status
@@ -34,9 +34,6 @@ from induscode.gateway.tokens import (
     hash_token,
     is_token,
 )
-
-if TYPE_CHECKING:
-    from indusagi.runtime.calls import CallingClient
 
 _log = logging.getLogger(__name__)
 

@@ -9,35 +9,31 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import click
 
+from indusagi.core.cancel import CancelToken
+from indusagi.core.json import JsonObject
 from indusagi.core.secrets import SecretText
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY, list_directory
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ItemKind, RemoteToolRef
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.interop.protocol_bridge.host.content import ContentClient, ContentListing
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.runtime.calls import CallEntry, CallingClient, current_entry
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
+from induscode.deck.mcp.drift import DisabledTool
 from induscode.deck.provision import ServedBox, ToolBoxLayer
 from induscode.gateway.content import GatewayContent, KnownItems, build_not_found
-from induscode.gateway.search_box import serve_current
+from induscode.gateway.search_box import BoxSource, serve_current
 from induscode.launch.views import NATIVE, View, find_view, matches
 from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_command
-
-if TYPE_CHECKING:
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-    from induscode.deck.mcp.drift import DisabledTool
-    from induscode.gateway.search_box import BoxSource
 
 _CALLERS = frozenset({RUN_CODE, "task"})
 """Cards that call other tools."""

@@ -15,15 +15,12 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from unicodedata import normalize
 from urllib.parse import unquote
 
-from indusagi.core.json import JsonObject, NotJson, compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonValue
 
 _NAME = r"[A-Za-z_$][\w$-]*(?:\.[\w$-]+)*"
 _CONDITION = re.compile(rf"\s*({_NAME})\s*=\s*", re.ASCII)

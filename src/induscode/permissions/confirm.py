@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible, format_count
 from indusagi.runtime.calls import current_agent, waiting_for_user
+from indusagi.runtime.contract import ProgressSink
 from induscode.cli.call_title import describe_call
 from induscode.cli.dialog import Choice, Dialog, FileChange, Question
 from induscode.cli.terminal import escape_unprintable
@@ -27,10 +28,7 @@ from induscode.permissions.plan_mode import PlanAnswer, PlanDecision
 from induscode.permissions.policy import ApprovalMode, Decision, Need
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.permissions.shell.arguments import count_saved_words, find_problem, is_never_saved
-
-if TYPE_CHECKING:
-    from indusagi.runtime.contract import ProgressSink
-    from induscode.permissions.shell.parse import Command, Script
+from induscode.permissions.shell.parse import Command, Script
 
 _BRIEF_LINES, _BRIEF_CHARS = 12, 300
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")

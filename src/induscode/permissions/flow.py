@@ -24,8 +24,8 @@ from indusagi.core.text import escape_invisible
 from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_client, current_conversation, current_wait
-from induscode.deck.contract import CardWrapper, iter_layers
-from induscode.servers.labels import LABELS, Label, ToolLabels, find_labels
+from induscode.deck.contract import Capability, CardWrapper, iter_layers
+from induscode.servers.labels import LABELS, Label, RowLabels, ToolLabels, find_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolResult
-    from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.permissions.call_facts import CallFacts
-    from induscode.servers.labels import RowLabels
     from induscode.servers.plan import ServerPlan
 
 FlowMode: TypeAlias = Literal["off", "note", "ask", "deny"]

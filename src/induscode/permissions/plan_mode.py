@@ -8,20 +8,18 @@ needs a stricter sandbox.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from anyio import to_thread
 
+from indusagi.capabilities.context import ToolContext
+from indusagi.core.json import JsonValue
 from indusagi.core.records import record
 from indusagi.core.tasks import Listeners
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import waiting_for_user
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 from induscode.deck.contract import Capability, CardWrapper, is_foreign
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonValue
 
 ENTER, EXIT = "enter_plan_mode", "exit_plan_mode"
 _ENTERED = (

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from induscode.permissions.argument_patterns import find_unknown_argument, parse_argument_patterns
 from induscode.permissions.call_facts import CallFacts, CallKind, PathFact
@@ -33,11 +32,8 @@ from induscode.permissions.patterns import (
     parse_host,
 )
 from induscode.permissions.rules import Effect, Rule, match_glob
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonValue
-    from induscode.permissions.shell.arguments import Problem
-    from induscode.permissions.shell.parse import Command, Script
+from induscode.permissions.shell.arguments import Problem
+from induscode.permissions.shell.parse import Command, Script
 
 _DOMAIN = "domain:"
 _HARMLESS = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.DELEGATE, CallKind.SCRIPT})

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import looks_secret
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig
+from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig, StdioServerConfig
 
 Label: TypeAlias = Literal["private", "untrusted", "outward"]
 """`private`: reads secrets or data of users. `untrusted`: returns text that anyone may have written. `outward`: sends

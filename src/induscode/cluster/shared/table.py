@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -34,8 +34,6 @@ from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Row, content_address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from nats.aio.msg import Msg
 
 

@@ -13,21 +13,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from shutil import rmtree
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
+from indusagi.capabilities.context import ContextId, ToolContext
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.tasks import BackgroundTask, ReadWriteLock
 from indusagi.runtime.calls import current_client
+from indusagi.runtime.contract import ToolProgress
 from induscode.conversations.agents.files import BUILT_IN, GENERAL, AgentDefinition, AgentFiles
 from induscode.conversations.agents.sub_session import (
     AGENT_OP,
     CLOSING_S,
     DelegatedTask,
+    ParentSession,
     SubSession,
     TaskActivity,
     TaskLevel,
@@ -37,11 +39,6 @@ from induscode.conversations.agents.sub_session import (
 )
 from induscode.conversations.transcript import ConversationError, Transcript
 from induscode.deck.contract import DelegateReport, DelegateRequest
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.context import ContextId, ToolContext
-    from indusagi.runtime.contract import ToolProgress
-    from induscode.conversations.agents.sub_session import ParentSession
 
 MOST_AT_ONCE = 4
 """Concurrent sub-agents in total; others wait."""

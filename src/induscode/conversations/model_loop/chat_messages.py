@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic_ai import BinaryContent
 from pydantic_ai import exceptions as failures
+from pydantic_ai.exceptions import ModelAPIError
 from pydantic_ai.messages import (
+    ModelMessage,
     ModelRequest,
     ModelResponse,
     SystemPromptPart,
@@ -21,17 +23,13 @@ from pydantic_ai.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
 )
+from pydantic_ai.tools import ToolDefinition
 
 from indusagi.core.json import is_json_object
-
-if TYPE_CHECKING:
-    from pydantic_ai.exceptions import ModelAPIError
-    from pydantic_ai.messages import ModelMessage, UserContent
-    from pydantic_ai.tools import ToolDefinition
-
-    from indusagi.net.address import FetchError
+from indusagi.net.address import FetchError
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields with a model's reasoning: DeepSeek, vLLM and llama.cpp use the first, Ollama and OpenRouter the second."""

@@ -25,8 +25,14 @@ from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import (
     QUALIFIER,
     BridgeConfig,
+    EndpointStatus,
     FaultDetail,
+    FleetStatus,
+    ItemKind,
     ProtocolFault,
+    RemoteTool,
+    RemoteToolRef,
+    ServerConfig,
     StdioServerConfig,
 )
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
@@ -51,14 +57,6 @@ from induscode.deck.mcp.store.pins import (
 if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.contract import (
-        EndpointStatus,
-        FleetStatus,
-        ItemKind,
-        RemoteTool,
-        RemoteToolRef,
-        ServerConfig,
-    )
     from induscode.deck.mcp.drift import DisabledTool, Drift
     from induscode.servers.plan import ServerPlan
 

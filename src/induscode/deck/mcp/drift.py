@@ -23,18 +23,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.faults import Note
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import escape_unseen, format_count
-from induscode.core.consent import build_consent
+from induscode.core.consent import Consent, build_consent
 from induscode.deck.mcp.capability import definition_pin, name_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
-    from induscode.core.consent import Consent
     from induscode.deck.mcp.review import Finding
 
 

@@ -14,7 +14,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse, parse_behaviour
 from indusagi.core.faults import Note
@@ -31,18 +30,16 @@ from indusagi.interop.protocol_bridge.contract import (
     StdioServerConfig,
     is_usable_phase,
 )
+from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, MountedTool, ServerFleetImpl
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability, build_behaviour, definition_pin, read_definitions
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, differ_in_order_alone, grade_drift
 from induscode.deck.mcp.ledger import BridgeKey, BridgeLedger, EnrollRequest
+from induscode.deck.mcp.review import Finding
 from induscode.deck.mcp.reviewer import Reviewer
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
-    from induscode.deck.mcp.review import Finding
-    from induscode.deck.mcp.store.journal import Journal
-    from induscode.deck.mcp.store.pins import StorePins
+from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.pins import StorePins
 
 MOST_SWITCHES = 3
 """How often a definition may switch per run. Past that, a disabled tool stays disabled and harmless changes are

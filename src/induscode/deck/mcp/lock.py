@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import locked_directory, read_small_file, replace_file
 from indusagi.core.faults import describe_error
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.capability import build_behaviour, definition_pin
-from induscode.deck.mcp.drift import compare_definitions, is_same_definition
-from induscode.servers.config.rows import find_project_dir
-from induscode.servers.labels import InvalidLabelsError, format_labels, parse_labels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.deck.mcp.drift import Drift
-    from induscode.servers.config.rows import ServerRow
-    from induscode.servers.labels import RowLabels
+from induscode.deck.mcp.capability import BridgeCapability, build_behaviour, definition_pin
+from induscode.deck.mcp.drift import Drift, compare_definitions, is_same_definition
+from induscode.servers.config.rows import ServerRow, find_project_dir
+from induscode.servers.labels import InvalidLabelsError, RowLabels, format_labels, parse_labels
 
 LOCK_NAME = os.path.join(".indusvx", "mcp.lock.json")
 _VERSION = 1

@@ -14,17 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import find_credential_places, is_secret_name
 from indusagi.core.text import INVISIBLE, common_start, escape_unseen, find_invisible_kinds, format_count, iter_strings
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.deck.mcp.capability import name_item
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 
 Severity: TypeAlias = Literal["serious", "notable"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("serious", "notable")

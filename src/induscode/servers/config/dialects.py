@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
@@ -24,10 +24,6 @@ from indusagi.core.secrets import (
     is_secret_name,
     parse_secret,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 Expansion: TypeAlias = Literal["none", "secrets", "shell", "dollar", "editor", "braces"]
 """`shell`: `${X}` and `${X:-y}`; `dollar`: also `$X`; `editor`: `${env:X}`, `${userHome}`, …;

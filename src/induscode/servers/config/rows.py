@@ -13,29 +13,26 @@ import re
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
-from indusagi.capabilities.sandbox.profile import InvalidProfileError, parse_profile
+from indusagi.capabilities.sandbox.profile import InvalidProfileError, ServerProfile, parse_profile
 from indusagi.core.app_dirs import is_within
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import SecretText, find_literal_host, find_references
 from indusagi.interop.protocol_bridge.contract import (
+    ServerConfig,
     ServerLimits,
     SseServerConfig,
     StdioServerConfig,
     StreamableHttpServerConfig,
 )
 from induscode.servers.config.dialects import ExpansionContext, UnresolvedVariableError, expand
-from induscode.servers.labels import InvalidLabelsError, parse_labels
+from induscode.servers.labels import InvalidLabelsError, Label, RowLabels, parse_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from indusagi.capabilities.sandbox.profile import ServerProfile
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.contract import AuthSettings
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.servers.config.dialects import Expansion
-    from induscode.servers.labels import Label, RowLabels
 
 
 _TEXTS: Final = frozenset(

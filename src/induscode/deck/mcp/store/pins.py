@@ -16,25 +16,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from anyio import to_thread
 
+from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import model_name
 from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef, ServerConfig
 from induscode.deck.mcp.capability import definition_pin, read_definitions
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, canonical_digest, closest_drift
+from induscode.deck.mcp.store import LedgerStore
 from induscode.deck.mcp.store.events import Batch, Event, Row, build_subject, filter_texts
 from induscode.deck.mcp.store.journal import LATE, LISTED, Journal, build_tool_filter
 from induscode.servers.config.trust import server_identity
-
-if TYPE_CHECKING:
-    from indusagi.core.faults import Note
-    from induscode.deck.mcp.store import LedgerStore
-
 
 _ACTING_SCHEMES = frozenset({"ui", "skill"})
 """Resources with these schemes become apps or instructions."""

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
     from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
 
-    Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
-
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 JSON = "application/json"
 EVENTS = "text/event-stream"
 CLIENT_GONE = "the client went away"
