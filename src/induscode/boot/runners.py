@@ -40,7 +40,7 @@ from induscode.deck.contract import Capability
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, describe_failure, to_content_blocks
-from induscode.deck.mcp.store import LedgerStore
+from induscode.deck.mcp.store import LedgerStore, open_store
 from induscode.deck.mcp.store.pins import read_pinned
 from induscode.launch.invocation import Invocation
 from induscode.launch.options import read_invocation
@@ -71,8 +71,6 @@ async def load_mcp_capabilities(
     plan = await to_thread.run_sync(partial(plan_servers, invocation, trust, must_have_servers=True))
     if store is not None and not isinstance(store, str):
         return await attach_servers(plan, store, options, wait=wait)
-    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a caller without a store
-
     own = await open_store()
     try:
         bridge = await attach_servers(plan, own, options, wait=wait)

@@ -54,6 +54,7 @@ from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.contract import DelegateRequest
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.deck.stores import FileCheckpoints
+from induscode.permissions import build_call_checks
 from induscode.permissions.plan_mode import PlanMode
 
 if TYPE_CHECKING:
@@ -309,7 +310,6 @@ class Conversation:
         Deny rules apply, and rules that ask ask at the dialog. `CoreError` if the session has no `bash`.
         """
         from induscode.conversations.tool_calls import ToolCalls  # noqa: PLC0415 — for a typed command
-        from induscode.permissions import build_call_checks  # noqa: PLC0415 — loads the table of programs
 
         card = next((card for card in self.session.native.tools() if card.name == "bash"), None)
         if card is None:

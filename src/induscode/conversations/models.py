@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
 
 import anyio
 from anyio import to_thread
@@ -16,7 +17,7 @@ from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import hide_in_urls, hide_value, parse_secret, parse_secret_text
-from indusagi.net.address import FetchError
+from indusagi.net.address import FetchError, parse_url
 
 if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
@@ -207,8 +208,6 @@ async def _choose(invocation: Invocation, keys: ModelKeys, ports: Sequence[int])
 
 def check_address(address: str) -> None:
     """Raise `InvalidAddressError` unless an address is a server's."""
-    from indusagi.net.address import parse_url  # noqa: PLC0415 — needed with an address only
-
     try:
         parse_url(address, with_user=True)
     except FetchError:
@@ -315,8 +314,6 @@ def _parse_page(body: bytes) -> JsonValue:
 
 async def _get(url: str) -> bytes:
     """Get a page over HTTP/1.0 (RFC 1945). Importing an HTTP client takes longer than the whole probe."""
-    from urllib.parse import urlsplit  # noqa: PLC0415 — needed for a probe only
-
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         raise ValueError("only plain http is probed")

@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import sys
+from asyncio import get_running_loop
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -106,8 +107,6 @@ def run_headless(invocation: Invocation, permissions: PermissionSetup | None = N
 
 def _limit_shutdown(token: CancelToken) -> None:
     """Exit after a time limit, or immediately on a second SIGINT."""
-    from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
-
     code = signal_code(token.reason or "")
 
     def exit_now(*_: object) -> None:

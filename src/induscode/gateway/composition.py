@@ -17,6 +17,7 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import Note
+from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
@@ -164,8 +165,6 @@ async def _open_users(gateway: Gateway, parts: GatewayParts) -> AsyncGenerator[U
 
 async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelToken) -> Gateway | None:
     """Open the session behind the host until `stack` closes. Returns `None` after a signal to end."""
-    from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
-
     context, content = parts.context, parts.content
     invocation, options = context.invocation, context.options
     value = PROFILES[options.profile]

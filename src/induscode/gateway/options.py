@@ -17,6 +17,8 @@ import click
 
 from indusagi.core.records import record
 from indusagi.core.secrets import hide_in_urls
+from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, PageClient, ResourceSettings
+from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback
 from induscode.cluster.broker import MISSING_EXTRA
 from induscode.cluster.contract import CAPACITY, CREDENTIALS_VARIABLE, ClusterSettings, find_node_name
 from induscode.cluster.key import ClusterKey, read_any_key
@@ -44,8 +46,6 @@ from induscode.servers.clients import CLIENTS, DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
     from induscode.launch.invocation import Invocation
 
 Names: TypeAlias = Literal["server", "plain"]
@@ -384,8 +384,6 @@ def _find_named_view(name: str | None, views: Mapping[str, View]) -> View | None
 
 def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
     """Parse the address of `--http`, its limits and its access into HTTP host settings."""
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback  # noqa: PLC0415 — over HTTP only
-
     params = context.params
     text, no_token = params["http"], params["no_token"]
     match = _ADDRESS.fullmatch(text)
@@ -442,8 +440,6 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSettings:
     """Build the access-token settings."""
-    from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, PageClient, ResourceSettings  # noqa: PLC0415 — few serve with it
-
     params = context.params
     issuer = params["auth"]
     _check_url("--auth", issuer)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
@@ -100,8 +101,6 @@ class ListenAddress:
 
     def matches(self, url: str) -> bool:
         """Return whether `url` names this address, without resolving names."""
-        from urllib.parse import urlsplit  # noqa: PLC0415 — only for remote servers
-
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)

@@ -22,6 +22,7 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
+from indusagi.interop.protocol_bridge.host.http.settings import is_loopback
 from induscode.boot.plans import ConfigFiles, ConsentedRows, list_config_files, load_plan, usage_errors
 from induscode.cli.output import can_ask_user
 from induscode.cli.process import SignalState, handle_signals, non_blocking_stderr
@@ -42,7 +43,8 @@ from induscode.gateway.recursion import (
 from induscode.gateway.search_box import report_idle_patterns
 from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
-from induscode.servers.plan import ServerPlan, name_trust_command
+from induscode.permissions import InvalidRuleError
+from induscode.servers.plan import STATE_REMEDIES, ServerPlan, find_row, name_trust_command
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host import ProviderHost
@@ -97,8 +99,6 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             with usage_errors():
                 return anyio.run(_run_gateway, context)
         except CoreError as exc:
-            from induscode.permissions import InvalidRuleError  # noqa: PLC0415 — only for this error
-
             if isinstance(exc, InvalidRuleError):
                 raise click.UsageError(str(exc)) from exc
             raise
@@ -272,8 +272,6 @@ def _find_port_remedy(cause: BaseException | None, options: ServeOptions) -> str
 
 def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
     """Print how clients get access, and who else might."""
-    from indusagi.interop.protocol_bridge.host.http.settings import is_loopback  # noqa: PLC0415 — over HTTP only
-
     if settings.auth is not None:
         print_status(f"clients need an access token of {settings.auth.issuer}")
     elif serving.token_path is None:
@@ -293,8 +291,6 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
 
 def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequence[str]) -> int:
     """Serve the server `name` unchanged (`--transparent`)."""
-    from induscode.servers.plan import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
-
     left_out = [note for note in plan.notes if note.owner.startswith(f"server {name!r} of ")]
     if name not in {row.id for row in plan.rows} and left_out:
         raise click.UsageError(str(left_out[0]))

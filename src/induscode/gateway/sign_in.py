@@ -128,8 +128,6 @@ class GatewaySignIns:
             async with lock:
                 return await self._sign_in_user(users, server, user, caller)
         async with lock:
-            from induscode.servers.sign_in import sign_in_to_server  # noqa: PLC0415 — for a sign-in
-
             try:
                 await sign_in_to_server(config, PagePrompt(server, partial(ask_to_open, caller)))
             except (AuthFault, RpcError) as exc:
@@ -155,9 +153,6 @@ class GatewaySignIns:
 
     async def wake_signed_in(self) -> None:
         """Start waiting servers whose sign-in another process stored in the meantime (`indus mcp login`)."""
-        from indusagi.interop.auth.metadata import canonical_resource  # noqa: PLC0415 — for a server that waits
-        from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a server that waits
-
         rows = await to_thread.run_sync(CredentialFiles().read_rows)
         for server, status in self._bridge.fleet.status().items():
             config = self._bridge.plan.configs.get(server)

@@ -21,6 +21,7 @@ from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ItemKind, RemoteToolRef
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.interop.protocol_bridge.host.content import ContentClient, ContentListing
+from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.runtime.calls import CallEntry, CallingClient, current_entry
@@ -142,8 +143,6 @@ def read_view_tokens(
         if other != view.name:
             problem = f"is that of the view {other!r}; give each a token of its own"
         elif over_http:
-            from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
-
             if len(token) < LEAST_TOKEN or not token.isascii():
                 problem = f"needs {LEAST_TOKEN} ASCII characters or more"
         if problem:

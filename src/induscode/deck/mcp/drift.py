@@ -17,6 +17,7 @@ https://json-schema.org/draft/2020-12/json-schema-validation.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
 from enum import StrEnum
@@ -513,8 +514,6 @@ def pretty(value: JsonObject | None) -> list[str]:
 
     All characters are visible, and no server text starts a line.
     """
-    import json  # noqa: PLC0415 — used only to show or write definitions
-
     if value is None:
         return []
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
