@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
@@ -135,6 +135,7 @@ _MAC_BYTES = 16
 _PARTS = 4
 _KEPT_BACK = frozenset({"authorization", "connection", "content-length", "cookie", "dpop", "host", "transfer-encoding"})
 """Headers that aren't forwarded: credentials, and headers of the client's connection."""
+_IDENTITY_TEXTS = ("principal", "user", "client_id", "view")
 
 
 class SealedIds:
@@ -232,12 +233,9 @@ class ClusterSessions:
             "headers": lines,
             "body": request.body.decode("latin-1"),
             "owner": identity.owner.hex(),
-            "principal": identity.principal,
-            "user": identity.user,
-            "client_id": identity.client_id,
             "scopes": cast("JsonValue", scopes),
-            "view": identity.view,
             "credential": identity.credential,
+            **{name: getattr(identity, name) for name in _IDENTITY_TEXTS},
         }
         self._node.send_first(channel, node, frame)
 
@@ -335,14 +333,12 @@ class ForwardedConnection:
         scopes, credential = frame.get("scopes"), "principal" if isinstance(frame.get("scopes"), list) else "view"
         if credential == "principal" and frame.get("credential") == "token":
             credential = "token"
+        texts: dict[str, Any] = {name: str(frame.get(name, "")) for name in _IDENTITY_TEXTS}
         request.identity = ClientIdentity(
             owner=owner,
-            principal=str(frame.get("principal", "")),
-            user=str(frame.get("user", "")),
-            client_id=str(frame.get("client_id", "")),
             scopes=frozenset(map(str, scopes)) if isinstance(scopes, list) else None,
             credential=credential,  # only session requests are forwarded, never the page or `/health`
-            view=str(frame.get("view", "")),
+            **texts,
         )
         return request
 

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.sandbox.policy import PROTECTED
@@ -35,18 +35,6 @@ from induscode.deck.stores.tree import (
 
 SnapshotMethod: TypeAlias = Literal["git", "files", "none"]
 IGNORED_NOTE = "ignored files and git history are not restored"
-
-
-class TreeStore(Protocol):
-    """Scans a tree and stores its contents."""
-
-    def scan(self) -> TreeScan:
-        """List the tree and store all changes since the last scan."""
-        ...
-
-    def read_contents(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read stored contents by key."""
-        ...
 
 
 @record(kw_only=True)
@@ -77,7 +65,7 @@ class WorktreeSnapshots:
         self._directory = os.path.abspath(directory)
         self._workspace = os.path.realpath(workspace)
         self._lock = threading.Lock()
-        self._store: TreeStore | None = None
+        self._store: GitTree | FileTree | None = None
         self._method: SnapshotMethod = "none"
         self._notes: tuple[str, ...] = ()
         self._given_up = ""
@@ -134,12 +122,6 @@ class WorktreeSnapshots:
             for entry in by_key[key]:
                 yield entry, FileImage(entry.kind, content, entry.mode)
 
-    def content(self, entry: TreeEntry) -> bytes:
-        """Read the bytes of a file or the target of a link; raises `OSError` if it's missing."""
-        for _, image in self.images((entry,)):
-            return image.content
-        raise FileNotFoundError(f"no snapshot holds the content {entry.key[:12]}")
-
     def _take(self, node: str) -> Snapshot:
         if not self._given_up and self._store is None:
             self._store = self._choose_store()
@@ -151,7 +133,7 @@ class WorktreeSnapshots:
             node=node, method=self._method, entries=scan.entries, left_out=scan.left_out, notes=notes, id=scan.id
         )
 
-    def _choose_store(self) -> TreeStore | None:
+    def _choose_store(self) -> GitTree | FileTree | None:
         if self._workspace in {os.sep, os.path.realpath(os.path.expanduser("~"))}:
             self._given_up = f"what commands change in {self._workspace} is not covered: it is not a project"
             return None
