@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
-from indusagi.core.app_dirs import PRIVATE_FILE, create_private_file, make_private_dir
+from indusagi.core.app_dirs import PRIVATE_FILE, create_private_file, make_private_dir, state_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 
@@ -99,6 +100,43 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 def connect_read_only(path: str) -> sqlite3.Connection:
     """Open an existing file for reading; raises `sqlite3.Error` if that fails."""
     return sqlite3.connect(f"file:{quote(path)}?mode=ro", timeout=BUSY_S, isolation_level=None, uri=True)
+
+
+class LazyDatabase:
+    """A private file that threads use one after the other, opened on first use. All methods block.
+
+    Raises:
+        OSError: The file can't be created, or belongs to another user.
+        sqlite3.Error: The file is unusable.
+    """
+
+    def __init__(self, path: str | None, name: str, form: DatabaseFormat, *, is_replaceable: bool = True) -> None:
+        """Use a file, by default the one of this `name` in the state directory. A damaged one may be replaceable."""
+        self._path, self._name = path, name
+        self._form, self._is_replaceable = form, is_replaceable
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def path(self) -> str:
+        """The path of the file."""
+        return self._path or os.path.join(state_dir(), self._name)
+
+    def _open(self) -> sqlite3.Connection:
+        """Return the connection; the caller holds the lock."""
+        if self._connection is None and self._is_replaceable:
+            self._connection, _ = create_or_replace(self.path, self._form, any_thread=True)
+        elif self._connection is None:
+            prepare_database_file(self.path)
+            self._connection = connect(self.path, self._form, any_thread=True)
+        return self._connection
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
 
 def create_or_replace(

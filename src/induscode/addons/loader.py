@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 from anyio import to_thread
 
 from indusagi.capabilities.context import ContextId
-from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
+from indusagi.core.app_dirs import PrivateJsonFile, is_within, read_small_file, state_dir
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
@@ -133,14 +133,10 @@ def list_search_paths(cwd: str) -> list[str]:
     paths: list[str] = []
     for path in sys.path:
         real = os.path.realpath(path)
-        is_own = any(_is_inside(real, folder) for folder in own)
-        if os.path.isabs(path) and (is_own or not any(_is_inside(real, folder) for folder in untrusted)):
+        is_own = is_within(real, *own)
+        if os.path.isabs(path) and (is_own or not is_within(real, *untrusted)):
             paths.append(path)
     return list(dict.fromkeys(paths))
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(os.path.join(folder, ""))
 
 
 def _find_installed(cwd: str, notes: list[Note]) -> list[InstalledAddon]:

@@ -157,11 +157,8 @@ def _read_lock(
         definitions, labels = read_lock(path), read_locked_labels(path)
     except BridgeFault as exc:
         message = f"nothing new of the project's servers is approved: {exc}"
-        return (
-            build_empty_entries(servers),
-            {},
-            (Note(path, message, "restore it, or approve what there is and write it anew: indus mcp lock"),),
-        )
+        note = Note(path, message, "restore it, or approve what there is and write it anew: indus mcp lock")
+        return build_empty_entries(servers), {}, (note,)
     ours = {server: rows for server, rows in labels.items() if server in servers}
     return {ref: raw for ref, raw in definitions.items() if ref.server in servers}, ours, ()
 

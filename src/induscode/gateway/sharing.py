@@ -372,13 +372,10 @@ class ApprovalSharing:
         self._unwritten: dict[str, JsonObject | None] = {}
         self._foreign: dict[str, JsonObject] = {}
         """Other nodes' requests without an answer, by id."""
-        self._changed = anyio.Event()
+        self._changed = asyncio.Event()
         queue.on_asked.add(self._add)
         queue.on_ended.add(self._remove)
-        state.on_approvals.add(self._wake)
-
-    def _wake(self) -> None:
-        self._changed.set()
+        state.on_approvals.add(self._changed.set)
 
     def _add(self, approval: Approval) -> None:
         taken = set(self._slots.values())
@@ -404,7 +401,7 @@ class ApprovalSharing:
         while True:
             with anyio.move_on_after(POLL_S if self._foreign else None):
                 await self._changed.wait()
-            self._changed = anyio.Event()
+            self._changed.clear()
             await self._take_answers()
             await self._take_requests(self._table.list(REQUEST))
             await self._send_answers()

@@ -15,7 +15,6 @@ import hashlib
 import logging
 import secrets
 import sqlite3
-import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from anyio import to_thread
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.sqlite import DatabaseFormat, create_or_replace
+from indusagi.core.sqlite import DatabaseFormat, LazyDatabase
 from indusagi.core.tasks import Listeners
 from indusagi.core.text import clean_json
 from indusagi.core.time import now_ms
@@ -511,13 +510,11 @@ class TaskRow:
         return self.session.partition("\n")[0]
 
 
-class TaskMap:
-    """The task file, opened on first use."""
+class TaskMap(LazyDatabase):
+    """The task file. A damaged one is worth less than the tasks to come."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        super().__init__(path, TASKS_FILE, _TASKS)
 
     def read_all(self, now_ms: int) -> Iterable[TaskRow]:
         """Return unexpired rows. Deletes only rows over the limit, so a clock jumping ahead loses nothing.
@@ -548,17 +545,3 @@ class TaskMap:
                 f"INSERT INTO tasks ({_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
                 (row.id, row.session, row.own, row.owner, row.expires_ms),
             )
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            # Used under the lock, by one thread of the pool after the other. A damaged map is worth less than the tasks
-            # to come.
-            self._connection, _ = create_or_replace(self.path, _TASKS, any_thread=True)
-        return self._connection

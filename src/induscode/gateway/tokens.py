@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
-import sqlite3
 import string
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from typing import Any, Final, Literal
 
-from indusagi.core.app_dirs import state_dir
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.sqlite import DatabaseFormat, connect, file_identity, prepare_database_file, read_pragma, transaction
+from indusagi.core.sqlite import DatabaseFormat, LazyDatabase, file_identity, read_pragma, transaction
 from indusagi.core.time import DAY_MS, iso_utc, now_ms
 
 FILE: Final = "tokens.db"
@@ -115,17 +111,12 @@ class TokenEntry:
         state = self.find_state(now)
         if self.kind == "principal":
             return f"{self.name!r} is locked out of this gateway" if state == "revoked" else ""
-        at = iso_utc(self.revoked_ms or self.expires_ms)
-        return (
-            ""
-            if state == "active"
-            else f"the token {self.name!r} {'was revoked' if self.revoked_ms else 'expired'} at {at}"
-        )
+        end = f"{'was revoked' if self.revoked_ms else 'expired'} at {iso_utc(self.revoked_ms or self.expires_ms)}"
+        return "" if state == "active" else f"the token {self.name!r} {end}"
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
-        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**values, "scopes": [*self.scopes]}
+        return {**asdict(self), "scopes": [*self.scopes]}
 
     @classmethod
     def parse(cls, value: JsonValue) -> TokenEntry:
@@ -173,8 +164,7 @@ class TokenUse:
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
-        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        return values
+        return asdict(self)
 
 
 def _read_fields(cls: type[TokenEntry | TokenUse], value: Mapping[str, Any], **given: object) -> dict[str, Any]:
@@ -204,20 +194,11 @@ def grant_calls(known: tuple[int, int], day: int, count: int, limit: int) -> tup
     return taken + granted, granted
 
 
-class TokenStore:
-    """The file, created by the first write. The methods block; call them in a thread.
-
-    A damaged file isn't replaced: the lock of a principal would be lost with it.
-
-    Raises:
-        OSError: The file can't be created, or belongs to another user.
-        sqlite3.Error: The file is unusable.
-    """
+class TokenStore(LazyDatabase):
+    """The file, created by the first write. A damaged one isn't replaced: the lock of a principal would be lost."""
 
     def __init__(self, path: str | None = None) -> None:
-        self.path = path or os.path.join(state_dir(), FILE)
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
+        super().__init__(path, FILE, _FORM, is_replaceable=False)
         self._identity: tuple[int, ...] = ()
         """Of the opened file."""
 
@@ -230,6 +211,7 @@ class TokenStore:
                 identity = ()
             if identity != self._identity:  # removed, or replaced
                 self.close()
+                self._identity = identity
             return (*identity, read_pragma(self._open(), "data_version")) if identity else ()
 
     def list_entries(self) -> Sequence[TokenEntry]:
@@ -289,18 +271,3 @@ class TokenStore:
             if not self.read_version():
                 return ()
             return [TokenUse(**json.loads(row[0])) for row in self._open().execute("SELECT facts FROM uses")]
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            prepare_database_file(self.path)
-            # Used under the lock, by one thread after the other.
-            self._connection = connect(self.path, _FORM, any_thread=True)
-            self._identity = file_identity(self.path)
-        return self._connection

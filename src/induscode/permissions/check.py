@@ -129,7 +129,8 @@ class Permissions:
     ) -> None:
         self._entry = entry
         self.flow = flow
-        self._rules = tuple(rules)
+        self.rules: Sequence[Rule] = tuple(rules)
+        """All rules in force, including this session's."""
         self._limits, self._harmless = limits, harmless
         self.approver = approver
         self.approval = self._first_approval = approval
@@ -140,26 +141,17 @@ class Permissions:
         """Questions that wait or are open, and those answered since none was."""
         self._workspaces: dict[str, str] = {}
         """Resolved working directories by context directory, which are stable within a session."""
-        self._session_rules: list[Rule] = []
+        self.session_rules: Sequence[Rule] = ()
+        """The rules that the user added for this session only."""
         self._shell_folders: PerContext[_ShellFolder] = PerContext(_ShellFolder)
         self.notes: list[Note] = []
         """Problems with the store."""
 
-    @property
-    def rules(self) -> Sequence[Rule]:
-        """All rules in force, including this session's."""
-        return self._rules
-
-    @property
-    def session_rules(self) -> Sequence[Rule]:
-        """The rules that the user added for this session only."""
-        return tuple(self._session_rules)
-
     def restore_rules(self, rules: Iterable[Rule]) -> None:
         """Add rules that the user gave earlier in this session."""
-        added = [rule for rule in rules if rule not in self._session_rules]
-        self._session_rules += added
-        self._rules = (*self._rules, *added)
+        added = [rule for rule in rules if rule not in self.session_rules]
+        self.session_rules = (*self.session_rules, *added)
+        self.rules = (*self.rules, *added)
 
     async def store_rule(self, rule: Rule) -> None:
         """Add and store a rule that the user gave for "always". If that raises `OSError`, the rule isn't added."""
@@ -167,22 +159,22 @@ class Permissions:
             raise OSError("there is no store for rules")
         stored = replace(rule, origin=RuleOrigin.USER, file=self._store.path)
         await to_thread.run_sync(self._store.add, [stored])
-        if stored not in self._rules:
-            self._rules = (*self._rules, stored)
+        if stored not in self.rules:
+            self.rules = (*self.rules, stored)
 
     async def remove_rule(self, rule: Rule) -> bool:
         """Remove a rule that the user gave for this session or for "always". Return whether it existed.
 
         Raises `OSError` if the store can't be written.
         """
-        if rule not in self._rules or rule.origin not in {RuleOrigin.SESSION, RuleOrigin.USER}:
+        if rule not in self.rules or rule.origin not in {RuleOrigin.SESSION, RuleOrigin.USER}:
             return False
         if rule.origin is RuleOrigin.USER:
             # The rule that stands in for unreadable ones has no row, and stays.
             if self._store is None or not await to_thread.run_sync(self._store.remove, rule):
                 return False
-        self._rules = tuple(other for other in self._rules if other != rule)
-        self._session_rules = [other for other in self._session_rules if other != rule]
+        self.rules = tuple(other for other in self.rules if other != rule)
+        self.session_rules = tuple(other for other in self.session_rules if other != rule)
         return True
 
     @property
@@ -241,7 +233,7 @@ class Permissions:
         if self._plan is not None or self._limits is not None:
             return None
         facts = identify_card(card, "")
-        return None if facts.remote is None else find_total_permission(facts, self._rules)
+        return None if facts.remote is None else find_total_permission(facts, self.rules)
 
     async def preview(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> Decision | ToolResult:
         """Return the decision on a call without asking the user, or an error result for invalid arguments."""
@@ -333,7 +325,7 @@ class Permissions:
             harmless=self._harmless and self._limits is None,
             limits=self._limits is not None,
         )
-        rules = self._rules
+        rules = self.rules
         if not facts.paths and facts.script is None:
             return self._guard_flow(facts, decide_call(facts, rules, context))
         # In a thread: it resolves symbolic links in the paths of rules, and compares long scripts with them.

@@ -54,12 +54,7 @@ def build_announcement(approval: Approval) -> JsonObject:
     """Build what a command or webhook gets."""
     return {
         "approval": approval.id,
-        "title": approval.title,
-        "tool": approval.tool,
-        "server": approval.server,
-        "principal": approval.principal,
-        "client": approval.client,
-        "node": approval.node,
+        **{name: getattr(approval, name) for name in ("title", "tool", "server", "principal", "client", "node")},
         "expires_at": iso_utc(approval.expires_ms),
         "show": f"indus approvals show {approval.id}",
     }

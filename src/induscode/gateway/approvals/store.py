@@ -7,18 +7,14 @@ that names the request, its digest and a time before its end, so of any number o
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from typing import Final
 
-from indusagi.core.app_dirs import state_dir
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.sqlite import DatabaseFormat, create_or_replace, transaction
+from indusagi.core.sqlite import DatabaseFormat, LazyDatabase, transaction
 from indusagi.core.time import now_ms
 from induscode.core.consent import Consent
 
@@ -109,23 +105,11 @@ class Approval:
             raise ValueError(f"not a request for approval: {exc}") from exc
 
 
-class ApprovalStore:
-    """The file of requests, opened on first use. The methods block; call them in a thread.
-
-    Raises:
-        OSError: The file can't be created, or belongs to another user.
-        sqlite3.Error: The file is unusable.
-    """
+class ApprovalStore(LazyDatabase):
+    """The file of requests. Those in a damaged one are asked again."""
 
     def __init__(self, path: str | None = None) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-
-    @property
-    def path(self) -> str:
-        """The path of the file."""
-        return self._path or os.path.join(state_dir(), FILE)
+        super().__init__(path, FILE, _FORM)
 
     def add(self, approval: Approval) -> bool:
         """Add a request, and forget those of earlier days. Return whether it's new."""
@@ -186,19 +170,6 @@ class ApprovalStore:
         change = f"UPDATE approvals SET state = ? WHERE id = ? AND state IN ({', '.join('?' * len(before))})"
         with self._lock:
             self._open().execute(change, (state, approval_id, *before))
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            # Used under the lock, by one thread after the other. Requests in a damaged file are asked again.
-            self._connection, _ = create_or_replace(self.path, _FORM, any_thread=True)
-        return self._connection
 
 
 def _parse_row(row: Sequence[str | int]) -> Approval:

@@ -119,11 +119,8 @@ def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Colle
             winner, loser = (row, rival) if rival.origin.scope == "project" != row.origin.scope else (rival, row)
             kept[row.id] = winner
             if (winner.config, winner.auth) != (loser.config, loser.auth):
-                owner, reason = (
-                    f"server {row.id!r} of {loser.origin}",
-                    f"{winner.origin.file} has a server of this name",
-                )
-                notes.append(Note(owner, f"left out: {reason}", "give one another name"))
+                reason = f"left out: {winner.origin.file} has a server of this name"
+                notes.append(Note(f"server {row.id!r} of {loser.origin}", reason, "give one another name"))
     new, old = (path for path, _ in list_config_paths("")[1:3])
     if {new, old} <= {*files}:
         notes.append(

@@ -28,7 +28,7 @@ _DOCUMENT_FACTS = {"enroll": ("definition", "descriptor"), "pin": ("definition",
 GENESIS = "0" * 64
 """The digest before the first row."""
 # Shared: `json.dumps` builds an encoder per call, which takes as long as encoding a row.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @record
@@ -102,7 +102,7 @@ def encode_facts(facts: JsonObject) -> str:
 
 def chain_digest(previous: str, position: int, cells: Sequence[str | int]) -> str:
     """Digest a row together with the previous row's digest."""
-    text = _ENCODER.encode([previous, position, *cells])
+    text = ENCODER.encode([previous, position, *cells])
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 

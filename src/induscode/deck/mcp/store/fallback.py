@@ -40,7 +40,7 @@ from indusagi.core.sqlite import (
 )
 from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.mcp.store.database import DamagedStoreError, LedgerDb, prune
-from induscode.deck.mcp.store.events import Batch, Event, content_address, document_addresses
+from induscode.deck.mcp.store.events import ENCODER, Batch, Event, content_address, document_addresses
 from induscode.deck.mcp.store.verify import find_damage, find_end_damage, find_schema_damage
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 
 PIN = "pin"
-# Shared: `json.dumps` builds an encoder per call, which takes as long as encoding a line.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _MAX_BYTES = 256 * 1024 * 1024
 _SPARE_LINES = 200
 """How many lines beyond two per pin trigger compaction."""
@@ -142,7 +140,7 @@ def collect_pins(batches: Iterable[Batch]) -> list[Pin]:
 def _format_line(pin: Pin) -> bytes:
     content = [pin.subject, pin.facts, dict(pin.documents)]
     line = {"subject": pin.subject, "facts": pin.facts, "documents": content[2], "sum": _checksum(content)}
-    return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+    return ENCODER.encode(line).encode("ascii") + b"\n"
 
 
 def _parse_line(line: bytes) -> Pin | None:
@@ -161,8 +159,7 @@ def _parse_line(line: bytes) -> Pin | None:
 
 
 def _checksum(content: object) -> str:
-    text = _ENCODER.encode(content)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return hashlib.sha256(ENCODER.encode(content).encode("ascii")).hexdigest()
 
 
 # -- store ------------------------------------------------------------------------------------

@@ -396,7 +396,7 @@ async def read_pinned(
     identities = {config.id: {server_identity(config)} for config in configs.values()}
     listings = {
         server: filter_texts(row.facts.get("tools" if kind == "tool" else "items"))
-        for server, _, row in await _read_listings(store, configs, identities, (kind,))
+        for server, row in await _read_listings(store, configs.values(), (kind,))
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
@@ -419,10 +419,8 @@ async def read_asked(store: LedgerStore, servers: Iterable[ServerConfig]) -> Map
 
     Raises `SilentStoreError` if the store doesn't answer.
     """
-    configs = {config.id: config for config in servers}
-    identities = {config.id: {server_identity(config)} for config in configs.values()}
-    rows = await _read_listings(store, configs, identities, ("behaviour",))
-    return {server: asked for server, _, row in rows if is_json_object(asked := row.facts.get("asked"))}
+    rows = await _read_listings(store, servers, ("behaviour",))
+    return {server: asked for server, row in rows if is_json_object(asked := row.facts.get("asked"))}
 
 
 async def read_disabled_tools(
@@ -432,10 +430,8 @@ async def read_disabled_tools(
 
     Raises `SilentStoreError` if the store doesn't answer.
     """
-    configs = {config.id: config for config in servers}
     disabled: dict[str, list[DisabledTool]] = {}
-    identities = {config.id: {server_identity(config)} for config in configs.values()}
-    for server, _, row in await _read_listings(store, configs, identities, kinds or ("tool",)):
+    for server, row in await _read_listings(store, servers, kinds or ("tool",)):
         disabled.setdefault(server, []).extend(_read_disabled(server, row.facts))
     return {**disabled}
 
@@ -456,15 +452,14 @@ def _read_disabled(server: str, listing: JsonObject) -> Iterable[DisabledTool]:
 
 
 async def _read_listings(
-    store: LedgerStore,
-    configs: Mapping[str, ServerConfig],
-    identities: Mapping[str, Collection[str]],
-    kinds: Sequence[ItemKind],
-) -> list[tuple[str, ItemKind, Row]]:
+    store: LedgerStore, servers: Iterable[ServerConfig], kinds: Sequence[ItemKind]
+) -> list[tuple[str, Row]]:
     """Read each server's last listings, if made with its current configuration and filter."""
+    configs = {config.id: config for config in servers}
+    identities = {config.id: {server_identity(config)} for config in configs.values()}
     rows = [(row, server) for row in await store.latest("list") if (server := _find_server(row, identities))]
     return [
-        (server, kind, row)
+        (server, row)
         for row, server in rows
         for kind in kinds
         if row.facts.get("kind", "tool") == kind
