@@ -69,7 +69,7 @@ def test_every_client_gets_the_command_with_its_flags(tmp_path: Path, client: st
     assert list(config.args) == [
         "serve", "--tools", "read", "--tools", "ls", "--mcp", str(tmp_path / "servers.json"), "--code",
         "--allow", "bash(git status *)", "--allow", odd, "--approval", "auto-edit", "--sandbox", "required",
-        "--cwd", str(tmp_path), "--profile", "coding", "--name", "my-deck",
+        "--cwd", str(tmp_path), "--name", "my-deck", "--profile", "coding",
     ]  # fmt: skip
 
 
