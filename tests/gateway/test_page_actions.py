@@ -160,3 +160,43 @@ def test_a_client_is_connected_with_exactly_the_change_that_was_shown(tmp_path: 
         assert "connected" in browser.get("/connect")
         send(browser, path, **read_form(browser, path, "disconnect"))
         assert "indus" not in json.loads(file.read_text(encoding="utf-8"))["mcpServers"]
+
+
+def test_settings_and_rules_are_checked_and_written_to_the_users_files(tmp_path: Path) -> None:
+    settings = Path(os.environ["HOME"]) / ".config/indus/settings.json"
+    with opened("--no-mcp", cwd=tmp_path) as browser:
+        assert browser.client.get("/ui/settings?key=nothing").status_code == 404
+        path = "/settings?key=calls.keep_days"
+        form = read_form(browser, path, "set")
+        assert "takes a whole number" in send(browser, path, **form, value=EVIL)
+        assert not settings.exists()
+        assert "calls.keep_days is saved" in send(browser, path, **form, value="7")
+        assert json.loads(settings.read_text(encoding="utf-8")) == {"calls.keep_days": 7}
+        assert "has changed since you looked" in send(browser, path, **form, value="8")
+        assert "at its default" in send(browser, path, **read_form(browser, path, "unset"))
+        assert json.loads(settings.read_text(encoding="utf-8")) == {}
+        assert "is not a rule" in send(browser, "/rules", action="add", effect="deny", text=f"({EVIL}", place="")
+        assert "there is no effect" in send(browser, "/rules", action="add", effect=EVIL, text="x", place="")
+        assert "added" in send(browser, "/rules", action="add", effect="deny", text="notes__*", place="here")
+        assert str(tmp_path) in browser.get("/rules")
+        removal = read_form(browser, "/rules", "remove")
+        assert "removed" in send(browser, "/rules", **removal)
+        assert "isn't there any more" in send(browser, "/rules", **removal)
+        assert "No rules yet." in browser.get("/rules")
+
+
+def test_a_token_is_shown_once_and_replaced_or_ended_as_it_was_shown(tmp_path: Path) -> None:
+    with opened("--no-mcp", cwd=tmp_path) as browser:
+        given = {"action": "create", "view": "", "scopes": "indus:list indus:call", "expires": "7d"}
+        assert "use letters, digits" in send(browser, "/tokens", **given, name=EVIL)
+        said = send(browser, "/tokens", **given, name="phone")
+        token = re.search(r"<code>(indus_\w+)</code>", said)
+        assert token is not None
+        assert token[1] not in browser.get("/tokens")
+        stale = read_form(browser, "/tokens", "revoke")
+        replaced = send(browser, "/tokens", **read_form(browser, "/tokens", "rotate"))
+        assert token[1] not in replaced
+        assert "<code>indus_" in replaced
+        assert "has changed since you looked" in send(browser, "/tokens", **stale)
+        assert "phone has ended" in send(browser, "/tokens", **read_form(browser, "/tokens", "revoke"))
+        assert "revoked" in browser.get("/tokens")

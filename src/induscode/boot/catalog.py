@@ -11,6 +11,7 @@ from anyio import to_thread
 
 from indusagi.core.faults import Note
 from indusagi.core.records import record
+from indusagi.core.secrets import REDACTED, hide_in_urls
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, may_own_tool, model_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ItemKind, RemoteTool, RemoteToolRef, is_usable_phase
@@ -26,16 +27,18 @@ from induscode.boot.plans import (
     select_tools,
     usage_errors,
 )
+from induscode.cluster.contract import hide_password
 from induscode.deck.catalog import capability_cards, capability_ids, find_missing_backend
 from induscode.deck.contract import SECOND_NAMES, Capability, DeckContext, DeckFramework, describe
 from induscode.deck.mcp.store.events import filter_texts
 from induscode.deck.mcp.store.pins import read_disabled_tools, read_known_tools
 from induscode.deck.provision import ToolDeck, base_context
+from induscode.launch.settings import APPROVALS_NOTIFY, CLUSTER_BROKERS, SERVE_VIEWS, SETTINGS, Settings
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
@@ -330,3 +333,40 @@ async def find_server_of_tool(plan: ServerPlan, name: str, store: LedgerStore) -
             return config.id
     disabled = await read_disabled_tools(store, plan.configs.values())
     return next((server for server, tools in disabled.items() if name in {tool.name for tool in tools}), None)
+
+
+# -- settings ---------------------------------------------------------------------------------
+
+
+def build_setting_row(settings: Settings, key: str) -> JsonObject:
+    """Describe a setting with its value and origin, without secrets."""
+    setting = SETTINGS[key]
+    value, origin = settings.get(setting), settings.origin(setting)
+    if setting.variable and value is None and os.environ.get(setting.variable):
+        value, origin = os.environ[setting.variable], f"variable {setting.variable}"
+    if setting is SERVE_VIEWS:
+        value = {name: view.to_json() for name, view in settings.get(SERVE_VIEWS).items()}
+    if setting is CLUSTER_BROKERS:
+        value = [hide_password(address) for address in settings.get(CLUSTER_BROKERS)]
+    if setting is APPROVALS_NOTIFY and isinstance(value, str) and "://" in value:
+        value = f"{'/'.join(hide_in_urls(value).split('/')[:3])}/{REDACTED}"  # the path of a webhook is its password
+    if isinstance(value, str):
+        value = hide_in_urls(value)
+    if isinstance(value, tuple):
+        value = list(cast("tuple[JsonValue, ...]", value))
+    return {
+        "key": key,
+        "value": cast("JsonValue", value),
+        "origin": origin,
+        "flag": setting.flag,
+        "describe": setting.describe,
+    }
+
+
+def format_setting(value: JsonValue) -> str:
+    """Format the value of a setting as one line."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(value) or "-"
+    return "-" if value is None else str(value)

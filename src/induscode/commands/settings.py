@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from indusagi.core.app_dirs import locked_directory, make_dirs
-from indusagi.core.config_file import read_config_file
-from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.secrets import REDACTED, hide_in_urls
+from indusagi.core.json import JsonObject
+from induscode.boot.catalog import build_setting_row, format_setting
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
-from induscode.cluster.contract import hide_password
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import define_command, read_cwd
 from induscode.launch.settings import (
-    APPROVALS_NOTIFY,
-    CLUSTER_BROKERS,
-    SERVE_VIEWS,
     SETTINGS,
     Setting,
     SettingError,
@@ -37,7 +29,8 @@ from induscode.launch.settings import (
     user_settings_path,
 )
 from induscode.servers.clients.install import remove_member, set_member
-from induscode.servers.config.writer import own_config_path, replace_text
+from induscode.servers.config.writer import own_config_path
+from induscode.servers.edits import edit_setting
 
 _WRONG = 1
 
@@ -75,9 +68,9 @@ def show(context: click.Context, *, as_json: bool) -> int:
     files = _list_files(read_cwd(context))
     Listing(
         "settings",
-        [_build_row(settings, key) for key in SETTINGS],
+        [build_setting_row(settings, key) for key in SETTINGS],
         ("SETTING", "VALUE", "ORIGIN"),
-        lambda row: (row["key"], _format_value(row["value"]), row["origin"]),
+        lambda row: (row["key"], format_setting(row["value"]), row["origin"]),
         after={"files": [*files], "notes": [str(note) for note in settings.notes]},
     ).show(as_json=as_json)
     if not as_json:
@@ -100,38 +93,6 @@ def _list_files(cwd: str) -> list[JsonObject]:
     ]
 
 
-def _build_row(settings: Settings, key: str) -> JsonObject:
-    setting = SETTINGS[key]
-    value, origin = settings.get(setting), settings.origin(setting)
-    if setting.variable and value is None and os.environ.get(setting.variable):
-        value, origin = os.environ[setting.variable], f"variable {setting.variable}"
-    if setting is SERVE_VIEWS:
-        value = {name: view.to_json() for name, view in settings.get(SERVE_VIEWS).items()}
-    if setting is CLUSTER_BROKERS:
-        value = [hide_password(address) for address in settings.get(CLUSTER_BROKERS)]
-    if setting is APPROVALS_NOTIFY and isinstance(value, str) and "://" in value:
-        value = f"{'/'.join(hide_in_urls(value).split('/')[:3])}/{REDACTED}"  # the path of a webhook is its password
-    if isinstance(value, str):
-        value = hide_in_urls(value)
-    if isinstance(value, tuple):
-        value = list(cast("tuple[JsonValue, ...]", value))
-    return {
-        "key": key,
-        "value": cast("JsonValue", value),
-        "origin": origin,
-        "flag": setting.flag,
-        "describe": setting.describe,
-    }
-
-
-def _format_value(value: JsonValue) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "-"
-    if isinstance(value, dict):
-        return ", ".join(value) or "-"
-    return "-" if value is None else str(value)
-
-
 _project = click.option("--project", is_flag=True, help="In the project's file, which can only be stricter.")
 
 
@@ -148,9 +109,9 @@ def set_(context: click.Context, name: str, values: tuple[str, ...], *, project:
         value = read_setting(setting, values, os.path.dirname(file))
     except SettingError as exc:
         raise click.UsageError(str(exc)) from exc
-    _edit(file, name, lambda text, place: set_member(text, place, value), private=not project)
-    row = _build_row(Settings({name: SettingValue(value, file)}), name)
-    print_line(f"{name} = {_format_value(row['value'])} ({file})")
+    edit_setting(file, name, lambda text, place: set_member(text, place, value), private=not project)
+    row = build_setting_row(Settings({name: SettingValue(value, file)}), name)
+    print_line(f"{name} = {format_setting(row['value'])} ({file})")
     return _report_settings(context, name, file)
 
 
@@ -161,7 +122,7 @@ def unset(context: click.Context, name: str, *, project: bool) -> int:
     """Remove NAME from your file; its default holds again."""
     _find_setting(name)
     file = _find_file(context, project=project)
-    if not _edit(file, name, remove_member, private=not project):
+    if not edit_setting(file, name, remove_member, private=not project):
         raise click.UsageError(f"{file} doesn't set {name}")
     print_line(f"{name} removed from {file}")
     return _report_settings(context, name, file)
@@ -175,23 +136,6 @@ def _find_setting(name: str) -> Setting[Any]:
 
 def _find_file(context: click.Context, *, project: bool) -> str:
     return project_settings_path(read_cwd(context)) if project else user_settings_path(os.environ)
-
-
-def _edit(path: str, name: str, edit: Callable[[str, Sequence[str]], str], *, private: bool) -> bool:
-    """Edit one member of a settings file, whether its key is dotted or nested; return whether the text changed."""
-    make_dirs(os.path.dirname(path), 0o700 if private else 0o777)
-    with locked_directory(os.path.dirname(path)):
-        content = read_config_file(path) if os.path.lexists(path) else None
-        if content is not None and (content.trouble is not None or not is_json_object(content.document)):
-            raise click.UsageError(f"{path} isn't valid: correct it first (indus settings check)")
-        document = cast("JsonObject", content.document) if content is not None else {}
-        group, _, member = name.partition(".")
-        nested = member and name not in document and is_json_object(document.get(group))
-        text = Path(path).read_text("utf-8") if content is not None else ""
-        changed = edit(text, [group, member] if nested else [name])
-        if changed != text:
-            replace_text(path, changed, 0o600 if private else None)
-        return changed != text
 
 
 def _report_settings(context: click.Context, name: str, file: str) -> int:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import re
-import sqlite3
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from getpass import getuser
-from socket import gethostname
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from indusagi.core.json import JsonObject
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
-from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCOPE, LIST_SCOPE, SCOPES
+from indusagi.interop.protocol_bridge.host.identity import CALL_SCOPE, LIST_SCOPE, SCOPES
 from induscode.cli.listing import Listing, print_table
 from induscode.cli.output import as_json, build_unknown_name, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import format_age, print_line, print_status
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.deck.mcp.store.events import filter_texts
-from induscode.gateway.tokens import TokenEntry, TokenStore, TokenUse, find_day, generate_token, hash_token
+from induscode.gateway.token_changes import (
+    create_token,
+    find_entry,
+    opened_tokens,
+    put_entry,
+    revoke_token,
+    rotate_token,
+)
+from induscode.gateway.tokens import TokenEntry, TokenUse, find_day
 from induscode.launch.options import define_command, read_invocation
 from induscode.launch.settings import SERVE_VIEWS
 
@@ -32,9 +35,6 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from induscode.deck.mcp.store import LedgerStore
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_SPAN = re.compile(r"(\d{1,6})(min|h|d)", re.ASCII)
-_UNITS_MS = {"min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _HEADS = ("NAME", "STATE", "VIEW", "EXPIRES", "LAST USED", "FROM", "TODAY", "SCOPES")
 _CLIENTS = "give it to one client, as Authorization: Bearer …; it's shown this once, and only its digest is kept"
 
@@ -58,35 +58,8 @@ def command() -> None:
     """Manage the tokens of indus serve --http. Without a command: list."""
 
 
-@contextmanager
-def _opened_store() -> Generator[TokenStore]:
-    store = TokenStore()
-    try:
-        with closing(store):
-            yield store
-    except (OSError, ValueError, sqlite3.Error) as exc:
-        message = f"the tokens in {store.path!r} cannot be read or written: {exc}"
-        raise click.ClickException(f"{message} (without the file there are no tokens and no locks)") from exc
-
-
-def _find(store: TokenStore, name: str, kind: Literal["token", "principal"] = "token") -> TokenEntry | None:
-    return next((one for one in store.list_entries() if (one.kind, one.name) == (kind, name)), None)
-
-
-def _require(store: TokenStore, name: str) -> TokenEntry:
-    entry = _find(store, name)
-    if entry is None:
-        known = [one.name for one in store.list_entries() if one.kind == "token"]
-        raise build_unknown_name(f"There is no token {name!r} (to see yours: indus tokens list)", name, known)
-    return entry
-
-
-def _put(store: TokenStore, entry: TokenEntry, known: TokenEntry | None, event: str, detail: str = "") -> TokenEntry:
-    """Store a changed entry, and record the change in the ledger."""
-    entry = replace(entry, changed_ms=max(now_ms(), 0 if known is None else known.changed_ms + 1))
-    store.put(entry)
-    by = f"{getuser()} at {gethostname()}"
-    facts: JsonObject = {"name": entry.name, "subject": event, "detail": detail or f"by {by}", "by": by}
+def _record(facts: JsonObject) -> None:
+    """Record the change of a token or lock in the ledger."""
 
     async def record(_: CancelToken) -> int:
         from induscode.boot.plans import opened_store  # noqa: PLC0415 — opens the ledger
@@ -98,7 +71,6 @@ def _put(store: TokenStore, entry: TokenEntry, known: TokenEntry | None, event: 
         return 0
 
     run_until_signal(record)
-    return entry
 
 
 # -- create, rotate, revoke -------------------------------------------------------------------
@@ -122,48 +94,10 @@ def create(
     context: click.Context, name: str, *, view: str | None, scopes: str, expires: str | None, **limits: Any
 ) -> int:
     """Create the token NAME and print it, once. NAME is its principal in rules (@NAME) and call records."""
-    if _NAME.fullmatch(name) is None:
-        raise click.UsageError(f"{name!r}: use letters, digits, '.', '_' and '-' for a name, 64 at most")
-    granted = _read_scopes(scopes)
     views = read_invocation(context).settings.get(SERVE_VIEWS)
-    if view is not None and view not in views:
-        known = f"there are: {', '.join(views)}" if views else "the setting serve.views has none"
-        raise click.UsageError(f"--view {view!r}: there is no such view; {known}")
-    if view is not None and ADMIN_SCOPE in granted:
-        raise click.UsageError(f"--view {view}: a token for a view can't have the scope {ADMIN_SCOPE}")
-    now, token = now_ms(), generate_token()
-    entry = TokenEntry(
-        name=name,
-        digest=hash_token(token).hex(),
-        view=view or "",
-        scopes=granted,
-        created_ms=now,
-        expires_ms=0 if expires is None else now + _read_span(expires),
-    )
-    entry = replace(entry, **{key: value or 0 for key, value in limits.items()})
-    with _opened_store() as store:
-        known = _find(store, name)
-        if known is not None and known.find_state(now) == "active":
-            remedy = f"replace it with 'indus tokens rotate {name}', or revoke it first"
-            raise click.UsageError(f"There is a token {name!r} already: {remedy}")
-        _put(store, entry, known, "created")
+    token, facts = create_token(name, view or "", scopes, expires or "", views, limits)
+    _record(facts)
     return _print_token(token, name)
-
-
-def _read_scopes(text: str) -> tuple[str, ...]:
-    scopes = tuple(dict.fromkeys(re.split(r"[\s,]+", text.strip())))
-    for scope in scopes:
-        if scope not in SCOPES and not scope.startswith(f"{CALL_SCOPE}:"):
-            known = f"{', '.join(SCOPES)} and {CALL_SCOPE}:SERVER"
-            raise click.UsageError(f"--scopes {scope!r}: there is no such scope; use {known}")
-    return scopes
-
-
-def _read_span(text: str) -> int:
-    match = _SPAN.fullmatch(text)
-    if match is None or not int(match[1]):
-        raise click.UsageError(f"--expires {text!r}: write 30min, 12h or 30d")
-    return int(match[1]) * _UNITS_MS[match[2]]
 
 
 def _print_token(token: str, name: str) -> int:
@@ -176,12 +110,8 @@ def _print_token(token: str, name: str) -> int:
 @click.argument("name")
 def rotate(name: str) -> int:
     """Replace the token NAME by a new one with the same limits, and end the sessions of the old one."""
-    token = generate_token()
-    with _opened_store() as store:
-        known = _require(store, name)
-        if reason := known.find_end(now_ms()):
-            raise click.UsageError(f"{reason}: create it again")
-        _put(store, replace(known, digest=hash_token(token).hex()), known, "rotated")
+    token, facts = rotate_token(name)
+    _record(facts)
     return _print_token(token, name)
 
 
@@ -189,12 +119,11 @@ def rotate(name: str) -> int:
 @click.argument("name")
 def revoke(name: str) -> int:
     """End the token NAME: its sessions, streams and running calls end within two seconds, at all nodes."""
-    with _opened_store() as store:
-        known = _require(store, name)
-        if known.revoked_ms:
-            print_line(f"{name}: revoked already")
-            return 0
-        _put(store, replace(known, revoked_ms=now_ms()), known, "revoked")
+    facts = revoke_token(name)
+    if facts is None:
+        print_line(f"{name}: revoked already")
+        return 0
+    _record(facts)
     print_line(f"{name}: revoked")
     return 0
 
@@ -203,10 +132,11 @@ def revoke(name: str) -> int:
 @click.argument("principal")
 def lock(principal: str) -> int:
     """Lock PRINCIPAL out, although the tokens of its issuer are still valid; its sessions end within two seconds."""
-    with _opened_store() as store:
-        known = _find(store, principal, "principal")
+    with opened_tokens() as store:
+        known = find_entry(store, principal, "principal")
         entry = TokenEntry(kind="principal", name=principal, created_ms=now_ms(), revoked_ms=now_ms())
-        _put(store, entry, known, "locked")
+        facts = put_entry(store, entry, known, "locked")
+    _record(facts)
     print_line(f"{principal}: locked out")
     return 0
 
@@ -215,12 +145,13 @@ def lock(principal: str) -> int:
 @click.argument("principal")
 def unlock(principal: str) -> int:
     """Let PRINCIPAL in again."""
-    with _opened_store() as store:
-        known = _find(store, principal, "principal")
+    with opened_tokens() as store:
+        known = find_entry(store, principal, "principal")
         if known is None or not known.revoked_ms:
             locked = [one.name for one in store.list_entries() if one.kind == "principal" and one.revoked_ms]
             raise build_unknown_name(f"{principal!r} isn't locked out", principal, locked)
-        _put(store, replace(known, revoked_ms=0), known, "unlocked")
+        facts = put_entry(store, replace(known, revoked_ms=0), known, "unlocked")
+    _record(facts)
     print_line(f"{principal}: may sign in again")
     return 0
 
@@ -232,7 +163,7 @@ def unlock(principal: str) -> int:
 @as_json
 def list_tokens(*, as_json: bool) -> int:
     """List tokens and locked-out principals, with their last use and today's (UTC)."""
-    with _opened_store() as store:
+    with opened_tokens() as store:
         entries, uses = store.list_entries(), store.list_uses()
     entries = [one for one in entries if one.kind == "token" or one.revoked_ms]
     facts, now = {one.owner: _build_facts(one, uses) for one in entries}, now_ms()
@@ -304,7 +235,7 @@ def audit(name: str | None, *, as_json: bool) -> int:
         return 0
 
     run_until_signal(read)
-    with _opened_store() as store:
+    with opened_tokens() as store:
         uses = store.list_uses()
     for use in uses:
         detail, owner = f"{use.client} {use.address}".strip(), use.owner.partition(":")[2]

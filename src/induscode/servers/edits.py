@@ -1,19 +1,23 @@
-"""Rows of our own files that a command or the page adds, changes or removes."""
+"""Rows and settings of our own files that a command or the page adds, changes or removes."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from indusagi.capabilities.sandbox.profile import ENGINES, InvalidProfileError, ServerProfile, parse_profile
+from indusagi.core.app_dirs import locked_directory, make_dirs
+from indusagi.core.config_file import read_config_file
+from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX
 from induscode.cli.terminal import print_status
 from induscode.servers.config.trust import TrustStore, describe_row
-from induscode.servers.config.writer import OwnConfig, edit_own_config, read_own_config
+from induscode.servers.config.writer import OwnConfig, edit_own_config, read_own_config, replace_text
 from induscode.servers.plan import parse_server_row
 
 if TYPE_CHECKING:
@@ -103,3 +107,20 @@ def remove_row(name: str, path: str, scope: Scope) -> None:
         config.remove(name)
     if scope == "project":
         TrustStore().revoke(path, name)
+
+
+def edit_setting(path: str, name: str, edit: Callable[[str, Sequence[str]], str], *, private: bool) -> bool:
+    """Edit one member of a settings file, whether its key is dotted or nested; return whether the text changed."""
+    make_dirs(os.path.dirname(path), 0o700 if private else 0o777)
+    with locked_directory(os.path.dirname(path)):
+        content = read_config_file(path) if os.path.lexists(path) else None
+        if content is not None and (content.trouble is not None or not is_json_object(content.document)):
+            raise click.UsageError(f"{path} isn't valid: correct it first (indus settings check)")
+        document = cast("JsonObject", content.document) if content is not None else {}
+        group, _, member = name.partition(".")
+        nested = member and name not in document and is_json_object(document.get(group))
+        text = Path(path).read_text("utf-8") if content is not None else ""
+        changed = edit(text, [group, member] if nested else [name])
+        if changed != text:
+            replace_text(path, changed, 0o600 if private else None)
+        return changed != text

@@ -93,6 +93,9 @@ def link_outside(text: str, url: str) -> Html:
     )
 
 
+_ACTIONS: Final = tag("span", "Actions", cls="unseen")
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[Node]], *, caption: str, numbers: Iterable[int] = ()) -> Html:
     """Build a table with a caption for screen readers and right-aligned `numbers` columns.
 
@@ -102,7 +105,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Node]], *, caption: str,
     right = frozenset(numbers)
     kinds = ["number" if i in right else None for i in range(len(heads))]
     head = [
-        tag("th", name, scope="col", role="columnheader", cls=kind) for name, kind in zip(heads, kinds, strict=True)
+        tag("th", name or _ACTIONS, scope="col", role="columnheader", cls=kind)
+        for name, kind in zip(heads, kinds, strict=True)
     ]
     body = [
         tag(

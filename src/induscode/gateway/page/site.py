@@ -370,7 +370,13 @@ _SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Calls": {"calls": ("/calls", "Calls"), "timeline": ("/timeline", "Timeline")},
     "Changes": {"changes": ("/changes", "Changes")},
     "Sessions": {"sessions": ("/sessions", "Sessions")},
-    "Settings": {"sign-ins": ("/sign-ins", "Sign-ins"), "cluster": ("/cluster", "Cluster")},
+    "Settings": {
+        "settings": ("/settings", "Settings"),
+        "rules": ("/rules", "Rules"),
+        "tokens": ("/tokens", "Tokens"),
+        "sign-ins": ("/sign-ins", "Sign-ins"),
+        "cluster": ("/cluster", "Cluster"),
+    },
 }
 """The navigation: each entry with its views, which are tabs if there are several."""
 
@@ -400,6 +406,7 @@ def build_page(
 ) -> str:
     """Build the document of a view; `waiting` has the number of decisions that a section waits for."""
     unseen = {*([] if has_cluster else ["cluster"]), *([] if has_sign_ins else ["sign-ins"])}
+    unseen |= set() if user.rights.is_owner else {"settings", "rules", "tokens"}
     links: list[Html] = []
     tabs: list[Html] = []
     for name, views in _SECTIONS.items():
