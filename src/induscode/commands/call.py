@@ -6,6 +6,7 @@ disabled, 128 + n for signal n.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from induscode.calls.record import FAULT_CODES, CallOrigin, find_tool_ref
 from induscode.calls.recorder import open_observers
 from induscode.cli.output import build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_with_signals
-from induscode.cli.terminal import print_status
+from induscode.cli.terminal import print_status, show_live_line
 from induscode.code_mode.contract import RUN_CODE
 from induscode.commands.call_data import (
     ArgumentError,
@@ -63,6 +64,7 @@ ANSWERED_WITH_ERROR = 1
 MISUSED = 2
 FAULT = 3
 _MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
+_BAR_CELLS = 20
 _PROGRESS_INTERVAL_S = 0.2
 
 
@@ -365,7 +367,11 @@ class CallRun:
             return find_denied_tools(box.runner.cards, box.context, names)
 
         current_entry.set(CallEntry(box, call.id, find_denied=find_denied))
-        return await box.runner.run(call, token, on_progress=_build_progress_printer(self._show(card.name)))
+        name = self._show(card.name)
+        try:
+            return await box.runner.run(call, token, on_progress=_build_progress_printer(name))
+        finally:
+            show_live_line(name, "")
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
         """Print the result and return the exit code."""
@@ -397,7 +403,7 @@ class CallRun:
 
 
 def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:
-    """Build a callback that prints progress, at most five lines a second."""
+    """Build a callback that shows progress: as a bar on a terminal, else at most five lines a second."""
     last = -_PROGRESS_INTERVAL_S
 
     def print_progress(progress: ToolProgress) -> None:
@@ -406,6 +412,12 @@ def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:
             return
         last = monotonic()
         total = "" if progress.total is None else f"/{progress.total:g}"
-        print_status(f"{name}: {progress.done:g}{total} {progress.message}")
+        text = f"{progress.done:g}{total} {progress.message}".rstrip()
+        if sys.stderr is None or not sys.stderr.isatty():
+            print_status(f"{name}: {text}")
+            return
+        filled = round(_BAR_CELLS * min(1.0, progress.done / progress.total)) if progress.total else 0
+        bar = f"{'━' * filled}{'─' * (_BAR_CELLS - filled)}  " if progress.total else ""
+        show_live_line(name, f"{bar}{text}")
 
     return print_progress

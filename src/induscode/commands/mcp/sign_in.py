@@ -12,7 +12,7 @@ from indusagi.interop.auth.contract import AuthFault, ServerAuth
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
 from induscode.boot.plans import load_plan
-from induscode.cli.listing import Listing
+from induscode.cli.listing import Cell, Listing
 from induscode.cli.output import as_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
@@ -117,7 +117,8 @@ def auth(context: click.Context, *, as_json: bool) -> int:
                 found.append(SignInFacts(name=row.id, state=plan.state_of(row)))
             elif (facts := await read_sign_in(config)) is not None:
                 found.append(facts)
-        for resource in await find_left_over(plan.configs.values()):
+        left = await find_left_over(plan.configs.values())
+        for resource in left:
             facts = await read_sign_in(_configure_url(resource))
             found += [] if facts is None else [facts]
         listing = Listing(
@@ -125,7 +126,7 @@ def auth(context: click.Context, *, as_json: bool) -> int:
             found,
             ("NAME", "STATE", "WHO", "SCOPES", "EXPIRES", "STORED"),
             lambda facts: (
-                *(facts.name, facts.state),
+                *(facts.name, Cell("server removed", "yellow") if facts.name in left else facts.state),
                 *(one or "-" for one in (facts.account, " ".join(facts.scopes), facts.format_expiry(), facts.place)),
             ),
             to_json=SignInFacts.to_json,
