@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.calls.helpers import calls_file, make_record
 from tests.commands.helpers import configured, row, user_file
-from tests.support.scripts import run
+from tests.support.scripts import run, run_on_terminal
 from tests.support.terminal import LineTerminal
 
 from indusagi.core.time import now_ms
@@ -67,3 +67,13 @@ def test_watching_excludes_json(tmp_path: Path) -> None:
     done = run("mcp", "list", "--watch", "--json", cwd=tmp_path)
     assert done.returncode == 2
     assert "--watch" in done.stderr
+
+
+@pytest.mark.process
+def test_keys_sort_and_end_it(tmp_path: Path) -> None:
+    add_calls(("many", 100, "ok"), ("many", 100, "denied"), ("slow", 9_000_000, "ok"))
+    done = run_on_terminal("top", cwd=tmp_path, answer=("Sort by: c calls", "lq"), COLUMNS="120", TERM="xterm")
+    assert done.returncode == 0
+    assert done.stdout.count("q ends it.") >= 1
+    once = run("top", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[:4] for line in once[1:3]] == [["many", "2", "0", "1"], ["slow", "1", "0", "0"]]

@@ -100,7 +100,7 @@ def test_a_server_that_needs_a_sign_in_names_the_command(capsys: pytest.CaptureF
     assert findings["remedy"] == "sign in: indus mcp login demo"
     assert run(["mcp", "list"]) == 0
     assert "demo  http       sign in " in capsys.readouterr().out
-    assert run(["mcp", "doctor"]) == 1
+    assert run(["mcp", "doctor", "demo"]) == 1
     assert "  state: sign in\n" in capsys.readouterr().out
     assert run(["mcp", "auth"]) == 0
     assert "not signed in" in capsys.readouterr().out
