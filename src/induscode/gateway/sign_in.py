@@ -99,8 +99,8 @@ class GatewaySignIns:
         known = {tool.ref.server for tool in self._bridge.capabilities}
         return {
             qualify_tool_name(RemoteToolRef(server, _TOOL)): server
-            for server, status in self._bridge.fleet.status().items()
-            if self.is_personal and needs_sign_in(status.fault) and server not in known
+            for server, fault in self._bridge.fleet.list_faults().items()
+            if self.is_personal and needs_sign_in(fault) and server not in known
         }
 
     async def run_tool(self, server: str) -> ToolResult:
@@ -154,9 +154,9 @@ class GatewaySignIns:
     async def wake_signed_in(self) -> None:
         """Start waiting servers whose sign-in another process stored in the meantime (`indus mcp login`)."""
         rows = await to_thread.run_sync(CredentialFiles().read_rows)
-        for server, status in self._bridge.fleet.status().items():
+        for server, fault in self._bridge.fleet.list_faults().items():
             config = self._bridge.plan.configs.get(server)
-            if config is None or isinstance(config, StdioServerConfig) or not needs_sign_in(status.fault):
+            if config is None or isinstance(config, StdioServerConfig) or not needs_sign_in(fault):
                 continue
             resource = canonical_resource(config.url)
             saved = max((row.saved_ms for row in rows if row.key.resource == resource), default=0)

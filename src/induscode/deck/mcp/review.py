@@ -425,18 +425,14 @@ class ToolNames:
     def __init__(self) -> None:
         self.servers: dict[str, dict[str, None]] = {}
         """The servers of each name."""
-        self.folded: dict[str | int, tuple[str, ...]] = {}
-        """Names by what they look like."""
-        self.cuts: dict[str | int, tuple[str, ...]] = {}
-        """Names by hashes: as texts, the keys would take most of the memory."""
-        self.lowered: dict[str | int, tuple[str, ...]] = {}
-        """Names that are no common words, to look for in texts."""
+        self.places: dict[object, tuple[str, ...]] = {}
+        """Names by what they look like, by hashes of their cuts, and in lower case."""
 
     def add(self, names: Iterable[str], server: str) -> None:
         """Index names of a server."""
         for name in names:
-            for index, key in self._list_places(name) if name not in self.servers else ():
-                index[key] = (*index.get(key, ()), name)
+            for place in _list_places(name) if name not in self.servers else ():
+                self.places[place] = (*self.places.get(place, ()), name)
             self.servers.setdefault(name, {})[server] = None
 
     def remove(self, names: Iterable[str], server: str) -> None:
@@ -445,14 +441,14 @@ class ToolNames:
             servers = self.servers.get(name, {})
             servers.pop(server, None)
             if not servers and self.servers.pop(name, None) is not None:
-                for index, key in self._list_places(name):
-                    index[key] = tuple(one for one in index[key] if one != name)
+                for place in _list_places(name):
+                    self.places[place] = tuple(one for one in self.places[place] if one != name)
 
-    def _list_places(self, name: str) -> Iterator[tuple[dict[str | int, tuple[str, ...]], str | int]]:
-        yield self.folded, _fold(name)
-        yield from ((self.cuts, cut) for cut in {hash(cut) for cut in _cut(name)})
-        if IDENTIFIER.fullmatch(name):
-            yield self.lowered, name.lower()
+
+def _list_places(name: str) -> Iterable[object]:
+    # Hashes, because as texts the cuts would take most of the memory.
+    words = [("word", name.lower())] if IDENTIFIER.fullmatch(name) else []
+    return [("looks", _fold(name)), *{hash(cut) for cut in _cut(name)}, *words]
 
 
 class OtherNames:
@@ -470,18 +466,17 @@ class OtherNames:
         if self._find_server(name) is not None:
             return
         near = (
-            other for cut in _cut(name) for other in self._names.cuts.get(hash(cut), ()) if _is_one_edit(name, other)
+            other for cut in _cut(name) for other in self._names.places.get(hash(cut), ()) if _is_one_edit(name, other)
         )
-        if other := self._find_first(self._names.folded.get(_fold(name), ())):
+        if other := self._find_first(self._names.places.get(("looks", _fold(name)), ())):
             yield "look-alike", "serious", "name", f"looks like {self._describe(other)}"
         elif other := self._find_first(near):
             yield "look-alike", "notable", "name", f"is one edit away from {self._describe(other)}"
 
     def may_be_in(self, words: AbstractSet[str]) -> bool:
         """Return whether a text with these words, in lower case, may mention one of the others."""
-        return any(
-            self._is_other(name) for word in words & self._names.lowered.keys() for name in self._names.lowered[word]
-        )
+        places = self._names.places
+        return any(self._is_other(name) for word in words for name in places.get(("word", word), ()))
 
     def check_mentions(self, raw: JsonObject) -> Iterator[_Found]:
         """Find the others in the texts of a definition."""
