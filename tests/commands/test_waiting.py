@@ -80,8 +80,8 @@ def test_finding_u1_adding_a_server_starts_no_other(tmp_path: Path) -> None:
     [
         ("tools", "catalog:LOOK_LIMIT_S", "good__echo"),
         ("tools search echo", "catalog:FIRST_PROMPT_LIMIT_S", "good__echo("),
-        ("resources", "content:LOOK_LIMIT_S", "@good:test://text"),
-        ("prompts", "content:LOOK_LIMIT_S", "/good:"),
+        ("resources", "runners:LOOK_LIMIT_S", "@good:test://text"),
+        ("prompts", "runners:LOOK_LIMIT_S", "/good:"),
     ],
 )
 def test_finding_u1_lists_of_all_servers_go_on_without_the_silent_one(
