@@ -438,9 +438,9 @@ def build_page(
         view.title,
         tag("a", "Skip to the content", href="#main", cls="skip"),
         tag("header", brand, rights, tag("nav", links, aria_label="Views"), sign_out if user.form_key else None),
+        tag("nav", tabs, aria_label="Tabs", cls="tabs") if tabs else None,
         tag(
             "main",
-            tag("nav", tabs, aria_label="Tabs", cls="tabs") if tabs else None,
             tag("h1", view.title),
             view.content,
             id="main",
