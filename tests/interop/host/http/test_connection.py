@@ -302,7 +302,7 @@ async def test_finding_d11_a_thousand_requests_in_flight_are_all_answered() -> N
     if soft < 2 * count + 100:
         pytest.skip("the system allows too few open files")
     statuses: Counter[int] = Counter()
-    async with serving(head_s=60, body_s=60) as raw:
+    async with serving(head_s=600, body_s=600) as raw:
 
         async def ask(identity: int) -> None:
             statuses[status_of(await raw.send(raw.call(identity, "Connection: close")))] += 1
@@ -310,7 +310,8 @@ async def test_finding_d11_a_thousand_requests_in_flight_are_all_answered() -> N
         async with anyio.create_task_group() as tasks:
             for identity in range(count):
                 tasks.start_soon(ask, identity)
-            await until(lambda: raw.bench.seen["hang"] == count)
+            while raw.bench.seen["hang"] < count:  # bounded by the limit of the test alone
+                await anyio.sleep(0.01)
             raw.bench.let_go.set()
     assert statuses == {200: count}
 
