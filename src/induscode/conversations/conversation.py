@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -240,7 +241,7 @@ class Conversation:
     async def _record_turn(self, node: str, descriptors: Sequence[ToolDescriptor]) -> None:
         """Record the tools of the model's next request in the ledger and in the conversation."""
         journal = self.session.mcp.journal
-        digest = journal.record_turn(descriptors)
+        digest = sys.intern(journal.record_turn(descriptors))  # the same one most of the time
         mark = partial(self.transcript.mark, "turn", node=node, run=journal.run, turn=journal.turns, deck=digest)
         await to_thread.run_sync(mark)
 

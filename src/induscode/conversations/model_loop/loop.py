@@ -11,7 +11,8 @@ import binascii
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -224,20 +225,25 @@ class RunState:
         await self.plan.on_message(_dump_message(message))
 
 
-_UNSTORED = {"instructions", "run_id", "conversation_id"}
-"""Fields of a message that every run has anew, such as the system prompt."""
+_UNSTORED = {"instructions", "run_id", "conversation_id", "model_id", "provider_url", "provider_response_id"}
+"""Fields of a message that later requests don't need, such as the system prompt, which each has anew."""
+_REQUIRED = {"kind", "part_kind", "content"}
 
 
 def _dump_message(message: ModelMessage) -> JsonObject:
-    """Convert a message to JSON, without empty fields and those of its run."""
+    """Convert a message to JSON, without defaults and what later requests don't need."""
     (row,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
-    row = {name: value for name, value in row.items() if value is not None and name not in _UNSTORED}
-    row["parts"] = [
-        {name: value for name, value in part.items() if value is not None or name == "content"} for part in row["parts"]
-    ]
-    if "usage" in row:
-        row["usage"] = {name: value for name, value in row["usage"].items() if value}
+    row = _drop_defaults(message, row)
+    row["parts"] = [_drop_defaults(*pair) for pair in zip(message.parts, row["parts"], strict=True)]
+    if isinstance(message, ModelResponse):
+        row["usage"] = _drop_defaults(message.usage, row["usage"])
+        row.pop("provider_details", None)  # the finish reason, once more
     return row
+
+
+def _drop_defaults(value: Any, row: dict[str, Any]) -> dict[str, Any]:
+    defaults = {one.name: one.default for one in fields(value) if one.name not in _REQUIRED}
+    return {name: fact for name, fact in row.items() if name not in _UNSTORED and defaults.get(name, _REQUIRED) != fact}
 
 
 class ModelLoop:
@@ -250,8 +256,8 @@ class ModelLoop:
         self._text_only = False
         self._has_ends = True
         """Whether a stream without an end is incomplete: some servers never send one."""
-        self._known: dict[int, tuple[JsonObject, ModelMessage]] = {}
-        """The history of the last run: stored messages by their identity, and as read."""
+        self._known: tuple[list[JsonObject], list[ModelMessage]] = [], []
+        """The history of the last run, as stored and as read."""
         self.usage = Usage(cost_usd=0.0)
         """Total usage of all runs."""
 
@@ -351,14 +357,12 @@ class ModelLoop:
 
         Cancelled timers hold a run's context with its messages for minutes, so that copies would pile up.
         """
-        known, self._known = self._known, {}
-        for row in rows:
-            entry = known.get(id(row))
-            if entry is None or entry[0] is not row:
-                kept = {name: value for name, value in row.items() if name != "usage"}
-                entry = row, ModelMessagesTypeAdapter.validate_python([kept])[0]
-            self._known[id(row)] = entry
-        return [message for _, message in self._known.values()]
+        known, messages = self._known
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(known, rows, strict=False)))
+        new = [{name: fact for name, fact in row.items() if name != "usage"} for row in rows[same:]]
+        messages = [*messages[:same], *ModelMessagesTypeAdapter.validate_python(new)]
+        self._known = [*rows], messages
+        return [*messages]
 
     async def _retry_dropped(self, prompt: str | None, history: Sequence[ModelMessage], state: RunState) -> RunResult:
         """Run the loop. If the connection drops during a response, request that response once more."""
