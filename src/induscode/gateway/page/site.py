@@ -381,7 +381,7 @@ _SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 """The navigation: each entry with its views, which are tabs if there are several."""
 
 
-def _build_document(title: str, *body: Html) -> str:
+def _build_document(title: str, *body: Html | None) -> str:
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
