@@ -70,10 +70,11 @@ def test_finding_1a1_a_command_refuses_every_flag_before_it_that_it_does_not_tak
         assert program.run([*words, *path]) == 2, spec.name
         said = capsys.readouterr()
         assert said.out == ""
-        assert said.err.startswith(f"indus: 'indus {' '.join(path)}' does not take {spec.name}. ")
+        assert said.err == f"indus: 'indus {' '.join(path)}' does not take {spec.name}.\n"
 
 
-_OF_A_SESSION = [one for one in _SPECS if one.key not in {"print", "output_format", "fork"}]
+_OF_A_PROMPT = ("--output-format=json", "--verbose", "--fail-on-denied")
+_OF_A_SESSION = [one for one in _SPECS if one.name not in {"--print", "--fork", "--output-format", *_OF_A_PROMPT}]
 
 
 @pytest.fixture
@@ -103,11 +104,12 @@ def test_finding_1a1_every_flag_reaches_the_session_under_each_of_its_names(
     assert all(invocation != default for invocation in given), "the flag was dropped"
 
 
-def test_finding_1a1_an_output_format_without_a_prompt_is_an_error(
-    opened: list[Invocation], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flag", _OF_A_PROMPT)
+def test_finding_1a1_a_flag_of_an_answer_without_a_prompt_is_an_error(
+    flag: str, opened: list[Invocation], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert program.run(["--output-format", "json"]) == 2
-    assert "--output-format needs a prompt" in capsys.readouterr().err
+    assert program.run([flag]) == 2
+    assert f"{flag.partition('=')[0]} needs a prompt" in capsys.readouterr().err
     assert opened == []
 
 
