@@ -54,6 +54,7 @@ ROUTES: Mapping[str, tuple[str, str, str]] = {
     "client form": ("POST", "/ui/client", "configure"),
     "rule form": ("POST", "/ui/rules", "configure"),
     "token form": ("POST", "/ui/tokens", "configure"),
+    "rewind form": ("POST", "/ui/session/rewind", "configure"),
     "approval form": ("POST", "/ui/approvals", "act"),
     "tool form": ("POST", "/ui/tool", "try"),
     "resource form": ("POST", "/ui/resources", "try"),

@@ -75,9 +75,10 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
 }
 """Module and function of each view; modules load on first request."""
 _FORMS: Mapping[str, str] = {
-    **dict.fromkeys(("/server", "/changes", "/session/rewind", "/approvals"), "can_act"),
+    **dict.fromkeys(("/server", "/changes", "/approvals"), "can_act"),
     **dict.fromkeys(("/tool", "/resources", "/prompt"), "can_try"),
     **dict.fromkeys(("/add", "/row", "/connect", "/client", "/settings", "/rules", "/tokens"), "can_configure"),
+    "/session/rewind": "can_configure",
     "/sign-ins": "can_look",
 }
 """The right that a view's forms need. Those of sign-ins change what belongs to their user alone."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.core.time import iso_utc
 from induscode.gateway.approvals.store import Approval
 from induscode.gateway.page.html import (
     Html,
@@ -17,6 +16,7 @@ from induscode.gateway.page.html import (
     address,
     build_form,
     live,
+    show_moment,
     show_nothing,
     show_text,
     show_time,
@@ -76,12 +76,12 @@ def _build_request(page: PageRequest, approval: Approval) -> Html:
         )
     # Another principal's arguments are for those who may decide about them.
     is_shown = not principal or rights.can_operate or principal == approval.principal
-    until = iso_utc(approval.expires_ms)[len("2026-11-19T") :][: len("06:08:10")]
+    until = show_moment(approval.expires_ms)
     node = f" at node {approval.node}" if approval.node else ""
     return tag(
         "article",
         tag("h2", approval.title),
-        tag("p", "Asked ", show_time(approval.asked_ms), f"{node}. Without an answer, it's refused at {until} UTC."),
+        tag("p", "Asked ", show_time(approval.asked_ms), f"{node}. Without an answer, it's refused at ", until, "."),
         show_text("\n".join(approval.lines)) if is_shown else None,
         forms,
         cls="warning",

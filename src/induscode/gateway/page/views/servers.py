@@ -40,7 +40,7 @@ from induscode.gateway.page.source import ServerAction, ServerSummary
 if TYPE_CHECKING:
     from induscode.gateway.page.access import PageRequest
 
-_HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Last hour", "Median", "")
+_HEADS = ("Server", "State", "Transport", "Tools", "Tokens", "Last hour", "Median", "")
 _STEPS, _STEP_MS = 30, 120_000
 """Bars: one hour in two-minute steps."""
 _MAX_TOOLS = 25

@@ -171,7 +171,7 @@ async def show_rewind(page: PageRequest) -> PageView:
     ]
     target = address("/session/rewind", id=name, to=number, scope=scope)
     question = show_text("\n".join(consent.details))
-    if page.user.rights.can_act:
+    if page.user.rights.can_configure:
         question = build_consent(page.user, target, consent, button="Rewind", action="rewind")
     return PageView("Rewind", tag("div", tag("p", [[one, " "] for one in others]), question, back), "sessions")
 
@@ -218,7 +218,7 @@ class _Talk:
     ) -> None:
         self._cwd, self._name = page.source.session.invocation.cwd, name
         self._points = points
-        self._can_act = page.user.rights.can_act
+        self._can_rewind = page.user.rights.can_configure
         parts = [part for row in rows if is_json_object(message := row.get("message")) for part in list_parts(message)]
         self._results = {str(one.get("tool_call_id")): one for one in parts if one.get("part_kind") == "tool-return"}
         self._calls = {str(one.get("tool_call_id")) for one in parts if one.get("part_kind") == "tool-call"}
@@ -234,7 +234,7 @@ class _Talk:
         paths = [os.path.relpath(path, self._cwd) for path in point.files[:_MAX_FILES]]
         more = f" and {len(point.files) - _MAX_FILES} more" if len(point.files) > _MAX_FILES else ""
         changed = f" Changed files: {', '.join(paths)}{more}" if paths else ""
-        if not self._can_act:
+        if not self._can_rewind:
             return tag("p", changed, cls="faint") if changed else None
         text = "Undo this rewind" if point.kind == "rewind" else "Rewind to here"
         target = address("/session/rewind", id=self._name, to=point.number)
@@ -263,9 +263,9 @@ class _Talk:
         title = f"{_NAMES.get(kind, kind)}{f': {name}' if name else ''}"
         text = cut_text(format_content(part.get("content")), _MAX_PART_CHARS)
         if kind == "user-prompt":
-            return tag("article", tag("h3", title), show_prose(remove_session_note(text)), cls="person")
+            return tag("article", tag("h2", title), show_prose(remove_session_note(text)), cls="person")
         if kind == "text":
-            return tag("article", tag("h3", title), show_prose(text))
+            return tag("article", tag("h2", title), show_prose(text))
         state = [" ", show_state("error")] if kind == "retry-prompt" or _has_failed(part) else None
         preview = tag("span", f" {shorten(text)}", cls="faint")
         return tag("details", tag("summary", title, state, preview), show_text(text), cls="part")

@@ -94,7 +94,7 @@ async def show_settings(page: PageRequest) -> PageView:
 
 def _name_group(key: str) -> str:
     group, dot, _ = key.partition(".")
-    return group if dot else "general"
+    return group.replace("_", " ") if dot else "general"
 
 
 def _count_set(rows: Sequence[Sequence[Node]]) -> str:
