@@ -287,7 +287,7 @@ class Listeners(Generic[_P]):
 # -- retries ----------------------------------------------------------------------------------
 
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
-"""Timeouts, too early, too many requests, and what gateways answer."""
+"""Timeouts, too early, too many requests, and errors of gateways."""
 _MAX_RETRY_AFTER_S = 3_600.0
 
 

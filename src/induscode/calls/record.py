@@ -164,7 +164,7 @@ def format_export(calls: Iterable[CallRecord], kind: str) -> Iterator[str]:
 
 
 def _take(text: io.StringIO) -> str:
-    """Return what was written, and begin anew."""
+    """Return the text so far, and start over."""
     written = text.getvalue()
     text.seek(0)
     text.truncate()

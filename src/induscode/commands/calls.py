@@ -217,7 +217,7 @@ def _report_dropped(database: CallDatabase) -> None:
 
 
 def _name_subjects(calls: Sequence[CallRecord]) -> Callable[[CallRecord], Sequence[object]]:
-    """Read what `calls` are about from their conversations, and return what formats the cells of one of them."""
+    """Read the subjects of `calls` from their conversations, and return a formatter of the cells of one call."""
     subjects = dict(zip((id(call) for call in calls), describe_subjects(calls), strict=True))
     return lambda call: _format_cells(call, subjects[id(call)])
 
@@ -370,7 +370,7 @@ _SORTS: Mapping[str, tuple[str, Callable[[CallSeries, str], float]]] = {
     "l": ("latency (p95)", lambda series, name: -series.percentiles_us[name][1]),
     "t": ("tokens", lambda series, name: -sum(series.tokens[name])),
 }
-"""By key: what it sorts by."""
+"""The column that each key sorts by."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -104,7 +104,7 @@ async def _read_documents(store: LedgerStore, rows: Sequence[Row]) -> dict[str, 
 async def timeline(
     store: LedgerStore, /, *, run: str | None, server: str | None, shows_all: bool, limit: int | None, as_json: bool
 ) -> int:
-    """List the runs with what happened, the newest last."""
+    """List the runs with their events, the newest last."""
     now = now_ms() if stdout_console() is not None else None
 
     def format_at(row: Row) -> Cell:

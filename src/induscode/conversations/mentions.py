@@ -67,7 +67,7 @@ async def attach_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
 async def attach_pictures(
     text: str, cwd: str, notes: Sequence[str], pasted: str = ""
 ) -> tuple[Sequence[Attachment], Sequence[str]]:
-    """Read the pictures a message mentions, of the workspace or the directory `pasted`, scaled to what models accept.
+    """Read the pictures a message mentions, of the workspace or the directory `pasted`, scaled down for models.
 
     Return them, and the notes of `attach_files` without those about them.
     """

@@ -445,7 +445,7 @@ class ApprovalSharing:
         self._foreign = present
 
     async def _send_answers(self) -> None:
-        """Send what this node's user has answered to the nodes that hold the calls."""
+        """Send the answers of this node's user to the nodes that hold the calls."""
         if not self._foreign:
             return
         answered = await to_thread.run_sync(self._queue.store.list_answered, [*self._foreign])

@@ -176,7 +176,7 @@ def report_calls(calls: list[int]) -> int:
 
 
 def _install(steps: list[tuple[int, int, int, int]], flags: int) -> int:
-    """Apply a program of classic BPF to this thread as a seccomp(2) filter, and return what the kernel does."""
+    """Apply a program of classic BPF to this thread as a seccomp(2) filter, and return the kernel's answer."""
     import ctypes  # noqa: PLC0415 — only for a filter
 
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))

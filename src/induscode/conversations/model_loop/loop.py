@@ -231,7 +231,7 @@ _REQUIRED = {"kind", "part_kind", "content"}
 
 
 def _dump_message(message: ModelMessage) -> JsonObject:
-    """Convert a message to JSON, without defaults and what later requests don't need."""
+    """Convert a message to JSON, without defaults and members that later requests don't need."""
     (row,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
     row = _drop_defaults(message, row)
     row["parts"] = [_drop_defaults(*pair) for pair in zip(message.parts, row["parts"], strict=True)]

@@ -426,7 +426,7 @@ class ToolNames:
         self.servers: dict[str, dict[str, None]] = {}
         """The servers of each name."""
         self.places: dict[object, tuple[str, ...]] = {}
-        """Names by what they look like, by hashes of their cuts, and in lower case."""
+        """Names by their look-alikes, by hashes of their cuts, and in lower case."""
 
     def add(self, names: Iterable[str], server: str) -> None:
         """Index names of a server."""

@@ -141,7 +141,7 @@ class FoldedPastes:
         return self._keep(f"Pasted text #{len(self._texts) + 1} +{lines} lines", text)
 
     def fold_picture(self, folder: str, pasted: str | None) -> str:
-        """Keep the picture whose path was pasted, or the clipboard's, and return what stands for it, if any. Blocks."""
+        """Keep the picture whose path was pasted, or the clipboard's, and return its placeholder, if any. Blocks."""
         data = read_picture(pasted)
         if not data or not folder:
             return ""

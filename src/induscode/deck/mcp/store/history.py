@@ -193,7 +193,7 @@ def summarize_run(rows: Sequence[Row]) -> str:
 
 
 def find_notable(rows: Iterable[Row]) -> Sequence[tuple[Row, str]]:
-    """Find the events that a summary doesn't count, with what happened; repetitions once."""
+    """Find the events that a summary doesn't count, each described once."""
     seen: dict[tuple[str, str], Row] = {}
     for row in rows:
         if row.op in NOTABLE:
@@ -214,7 +214,7 @@ def _name_event(row: Row) -> str:
 
 
 def format_subject(row: Row) -> str:
-    """Name what an event is about."""
+    """Name the subject of an event."""
     facts = row.facts
     if row.op == "turn":
         return f"turn {facts.get('turn')}"

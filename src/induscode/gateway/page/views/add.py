@@ -138,7 +138,7 @@ class _Adding:
         return draft
 
     async def try_it(self, _: PageRequest) -> Node:
-        """Start the server in an empty home, and show what it offers."""
+        """Start the server in an empty home, and show its tools."""
         draft = self._find()
         # Without a sign-in, which would be stored.
         row = replace(parse_server_row(draft.name, draft.fields, draft.path, "user"), auth={})

@@ -29,7 +29,7 @@ _WAITING = frozenset({"failed", "sign in", "not trusted"})
 
 
 async def show_home(page: PageRequest) -> PageView:
-    """Show the home, or what to begin with."""
+    """Show the home, or three cards to start with."""
     servers = await page.source.list_servers()
     if not servers and page.user.rights.can_configure:
         return PageView("Home", tag("div", live("servers", "start", await _show_start(page))), "home")
@@ -68,7 +68,7 @@ async def _show_start(page: PageRequest) -> Html:
 
 
 async def _list_needs(page: PageRequest, servers: Sequence[ServerSummary]) -> Sequence[tuple[Node, Node]]:
-    """List what waits for a person, each with its buttons."""
+    """List the problems and questions that wait for you, each with its buttons."""
     needs: list[tuple[Node, Node]] = []
     decide = tag("a", "Decide", href=address("/approvals"), cls="button main")
     with suppress(OSError, sqlite3.Error):  # their view says why

@@ -54,7 +54,7 @@ _IN_FILE: Final = "file"
 
 
 async def show_row(page: PageRequest) -> PageView:
-    """Show what can be changed about a server, after the action of a submitted form."""
+    """Show the settings of a server, after the action of a submitted form."""
     name, changing = page.get("name"), _Changing(page)
     actions = {"set": changing.set_variable, "unset": changing.unset, "sandbox": changing.choose_sandbox,
                "tools": changing.choose_tools, "switch": changing.switch, "remove": changing.remove,

@@ -61,7 +61,7 @@ async def show_servers(page: PageRequest) -> PageView:
 async def build_servers(
     page: PageRequest, servers: Sequence[ServerSummary], *, is_home: bool = False
 ) -> Sequence[Node]:
-    """Build the table of all servers with its summary, or what to do without any; `is_home` leaves problems out."""
+    """Build the table of all servers with its summary, or the first steps; `is_home` leaves problems out."""
     add = tag("a", "Add a server", href=address("/add"), cls="button") if page.user.rights.can_configure else None
     if not servers:
         return [show_nothing("No servers yet."), add]

@@ -95,7 +95,7 @@ async def show_sessions(page: PageRequest) -> PageView:
 
 
 async def show_session(page: PageRequest) -> PageView:
-    """Show a conversation: its messages with what a rewind can return to, and its plan."""
+    """Show a conversation: its messages, each prompt with its rewind, and its plan."""
     name, directory = await _find_conversation(page)
     rows = await to_thread.run_sync(read_rows, directory)
     changed = await to_thread.run_sync(read_changed_paths, os.path.join(directory, "checkpoints"))
@@ -140,7 +140,7 @@ _SCOPES: Mapping[str, str] = {"both": "Files and messages", "files": "Files only
 
 
 async def show_rewind(page: PageRequest) -> PageView:
-    """Show what a rewind would do, with a form that does exactly that."""
+    """Preview a rewind, with a form that does exactly that."""
     name, _ = await _find_conversation(page)
     number, scope = page.get("to"), page.get("scope") or "both"
     if scope not in _SCOPES:
@@ -177,7 +177,7 @@ async def show_rewind(page: PageRequest) -> PageView:
 
 
 async def _describe_rewind(stored: StoredRewind, point: RewindPoint, scope: RewindScope) -> Consent:
-    """Build the question about a rewind, which covers what it'd do to each file and message."""
+    """Build the question about a rewind, which covers each file and message that would change."""
     preview = await stored.preview(point, scope)
     lines = [*stored.describe_preview(preview, scope)]
     facts: JsonObject = {"conversation": stored.transcript.id, "to": point.number, "scope": scope, "effects": [*lines]}

@@ -59,7 +59,7 @@ _KINDS: Mapping[str, tuple[str, Sequence[str]]] = {
 
 
 async def show_timeline(page: PageRequest) -> PageView:
-    """Show the last runs with what happened, or the events of one by server."""
+    """Show the last runs with their events, or the events of one by server."""
     store = page.source.session.store
     await store.flush()
     runs = await store.runs()
