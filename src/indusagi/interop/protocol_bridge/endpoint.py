@@ -114,7 +114,7 @@ class ServerEndpointImpl:
         self._history = PROCESS_HISTORY if history is None else history
         self._start_watch: StartWatch | None = None
         self._request_timed_out = asyncio.Event()
-        self.config = config
+        self._config = config
         auth = None if isinstance(config, StdioServerConfig) else config.auth
         self._user = auth.user if auth is not None and auth.settings.per_user else None
         """Whose session it is where each user signs in; empty: nobody's, for lists alone."""
@@ -145,6 +145,11 @@ class ServerEndpointImpl:
     # -- state ------------------------------------------------------------------------------
 
     @property
+    def config(self) -> ServerConfig:
+        """The server's configuration."""
+        return self._config
+
+    @property
     def facts(self) -> ServerFacts | None:
         """The server's declarations; `None` before the handshake and after the end."""
         return None if self._session is None else self._session.facts
@@ -164,7 +169,7 @@ class ServerEndpointImpl:
 
     def status(self) -> EndpointStatus:
         """Return the current state, with all notes about the server."""
-        session, owner = self._session, f"server {self.config.id!r}"
+        session, owner = self._session, f"server {self._config.id!r}"
         notes = (*self._notes, *(note for own in self._item_notes.values() for note in own))
         if session is not None:
             own = (Note(owner, text) for text in session.notes)
@@ -181,12 +186,12 @@ class ServerEndpointImpl:
             slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
         count = len(self.known_tools or ())
         return EndpointStatus(
-            self.config.id, self.phase, count, self.fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
+            self._config.id, self.phase, count, self.fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
         )
 
     def read_log(self) -> Sequence[str]:
         """Return the last lines of standard error, followed by the last log messages, without secrets of the row."""
-        redaction = Redaction((self.config,))
+        redaction = Redaction((self._config,))
         lines = () if self._process is None else self._process.read_stderr()
         return (*_hide_lines(redaction, lines, "stderr: "), *_hide_lines(redaction, self._log_messages, ""))
 
@@ -247,17 +252,17 @@ class ServerEndpointImpl:
     async def _run(self, opened: Attempt[None]) -> None:
         """Open, hold and close the connection. Nothing else does."""
         try:
-            seen_up = self._history.was_up(self.config) or self._session_factory is not None
-            allowance = self._policy.allow(self.config, seen_up=seen_up)
+            seen_up = self._history.was_up(self._config) or self._session_factory is not None
+            allowance = self._policy.allow(self._config, seen_up=seen_up)
             watch = self._start_watch = StartWatch(allowance, self._report)
-            config = self.config
+            config = self._config
             if self._open_session is open_client_session and self._session_factory is None:
                 config = await reveal_config(config)  # a person may have to unlock it: no time of the start
             async with AsyncExitStack() as stack:
                 async with watch.limit():
                     opening = self._open_session(config, self._handlers, self._session_factory, watch)
                     session = await stack.enter_async_context(opening)
-                self._history.record_up(self.config)
+                self._history.record_up(self._config)
                 session.on_list_changed, session.on_gap = self._lists.note, self._read_again
                 self._session, self._log_messages = session, session.log
                 self._enter(EndpointPhase.READY)
@@ -268,17 +273,17 @@ class ServerEndpointImpl:
                 if self.phase is EndpointPhase.READY:
                     self._enter(EndpointPhase.CLOSING)
         except Exception as exc:  # noqa: BLE001 — boundary: any behaviour of a server or its transport
-            fault = to_protocol_fault(exc, self.config, FaultSite.CONNECT, process=self._process)
+            fault = to_protocol_fault(exc, self._config, FaultSite.CONNECT, process=self._process)
             self._fault = self._fault or fault
             if isinstance(exc, StartTimeout):
-                self._history.record_timeout(self.config)
+                self._history.record_timeout(self._config)
 
     def _finish(self) -> None:
         """Enter the final phase; runs when the task ends, even if it's cancelled before its first step."""
         self._session = None
         if self._task.was_cancelled and not self._stop.is_set():
-            detail = FaultDetail(server=self.config.id, reason="cancelled")
-            message = f"server {self.config.id!r}: its task was cancelled"
+            detail = FaultDetail(server=self._config.id, reason="cancelled")
+            message = f"server {self._config.id!r}: its task was cancelled"
             self._fault = self._fault or ProtocolFault("transport", message, detail=detail)
         phase = EndpointPhase.CLOSED if self._fault is None else EndpointPhase.FAULTED
         self._enter(EndpointPhase.IDLE if needs_sign_in(self._fault) else phase)
@@ -287,21 +292,21 @@ class ServerEndpointImpl:
 
     def _lose_connection(self, end: TransportEnd) -> None:
         if self.phase is EndpointPhase.READY and not self._stop.is_set():
-            self._fault = to_protocol_fault(ConnectionClosedError(end), self.config, FaultSite.HELD)
+            self._fault = to_protocol_fault(ConnectionClosedError(end), self._config, FaultSite.HELD)
             self._enter(EndpointPhase.FAULTED)
 
     async def _serve(self, session: ClientSession) -> None:
         """Watch for changes and check health until `close` is called or the connection ends."""
         async with asyncio.TaskGroup() as tasks:
             helpers = [tasks.create_task(self._lists.run())]
-            if self.config.kind == "stdio" and self._session_factory is None:
+            if self._config.kind == "stdio" and self._session_factory is None:
                 helpers.append(tasks.create_task(self._check_health(session)))
             facts, subjects = session.facts, ("tools", "resources", "prompts")
             offered = [one for one in subjects if session.is_modern and facts and facts.offers(one, "listChanged")]
             if changes := {f"{one}ListChanged": True for one in offered}:
                 helpers.append(tasks.create_task(self._listen(session, changes)))
             stopping = tasks.create_task(self._stop.wait())
-            self._watches = ServerWatches(session, self.config.limits, tasks, self.request)
+            self._watches = ServerWatches(session, self._config.limits, tasks, self.request)
             try:
                 await asyncio.wait({stopping, session.connection.ended}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -318,7 +323,7 @@ class ServerEndpointImpl:
         `server/discover`. If the server sends nothing for the idle limit of a call, end the connection, so that
         supervision restarts it.
         """
-        idle_s, connection = self.config.limits.call_idle_s, session.connection
+        idle_s, connection = self._config.limits.call_idle_s, session.connection
         while True:
             await self._request_timed_out.wait()
             self._request_timed_out.clear()
@@ -327,11 +332,11 @@ class ServerEndpointImpl:
                 await session.request("server/discover" if session.is_modern else "ping", None, RequestOptions(idle_s))
             except RequestTimeoutError:
                 if connection.frames_received == received:
-                    detail = FaultDetail(server=self.config.id, reason="closed")
+                    detail = FaultDetail(server=self._config.id, reason="closed")
                     connection.end(TransportEnd(f"answers nothing any more: no word from it in {idle_s:g} s", detail))
                     return
             except Exception as exc:  # noqa: BLE001 — boundary: any response shows life, even an error
-                _log.debug("server %r answered a check with: %s", self.config.id, exc)
+                _log.debug("server %r answered a check with: %s", self._config.id, exc)
 
     def _enter(self, phase: EndpointPhase) -> None:
         if phase is not self.phase:
@@ -366,7 +371,7 @@ class ServerEndpointImpl:
             return self._items[kind]
 
     async def _list(self, session: ClientSession, kind: ItemKind) -> None:
-        facts, config = session.facts, self.config
+        facts, config = session.facts, self._config
         if kind == "instructions":
             await self._prepare_list(kind)
             self._items[kind] = read_instructions(None if facts is None else facts.instructions, config)
@@ -406,7 +411,7 @@ class ServerEndpointImpl:
 
     async def _prepare_list(self, kind: ItemKind) -> None:
         if self._before_list is not None:
-            await self._before_list(self.config.id, kind)
+            await self._before_list(self._config.id, kind)
 
     async def _relist(self, kind: ItemKind) -> None:
         session = self._session
@@ -421,12 +426,12 @@ class ServerEndpointImpl:
             await session.listen(on_acknowledged, **changes)
 
         try:
-            await keep_listening(listen, self.config.limits, self._lists.note_gap)
+            await keep_listening(listen, self._config.limits, self._lists.note_gap)
         except ConnectionClosedError:
             return  # the status has the fault
         except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse a feature it declared
             text = f"it does not tell when its lists change: {describe_error(exc)}"
-            self._notes = (*self._notes, Note(f"server {self.config.id!r}", text))
+            self._notes = (*self._notes, Note(f"server {self._config.id!r}", text))
 
     def _read_again(self) -> None:
         """Relist and reread everything after a gap in the notifications."""
@@ -476,8 +481,8 @@ class ServerEndpointImpl:
             session = self._require_user()
         arguments = {} if args is None else args
         if not is_json_object(arguments):
-            detail = FaultDetail(server=self.config.id, reason="malformed")
-            message = f"server {self.config.id!r}: the arguments of {name!r} must be an object"
+            detail = FaultDetail(server=self._config.id, reason="malformed")
+            message = f"server {self._config.id!r}: the arguments of {name!r} must be an object"
             raise ProtocolFault("tool_error", message, detail=detail)
         if cancel is not None and cancel.cancelled:
             raise self._build_cancelled(name, cancel)
@@ -495,9 +500,9 @@ class ServerEndpointImpl:
                 if result.get("resultType") == "input_required":
                     return RemoteCallResult(())  # the caller's `exchange` holds the request for input
                 if tasks is not None and tasks.created is not None:
-                    tasks.server, tasks.completion.is_deferred = self.config.id, True
+                    tasks.server, tasks.completion.is_deferred = self._config.id, True
                     return RemoteCallResult(())  # `tasks` holds the handle
-                found = parse_call_result(result, f"server {self.config.id!r}, tool {name!r}")
+                found = parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
                 return await self._explain_error(found, arguments) if found.is_error else found
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, name)
@@ -513,13 +518,13 @@ class ServerEndpointImpl:
         used = await sandbox.find_blocked_path(text[:_MAX_ERROR_CHARS], compact_json(arguments))
         if used is None:
             return result
-        note = Note(f"server {self.config.id!r}", f"in its sandbox, {used.lack}", f'{used.remedy} its "sandbox"')
+        note = Note(f"server {self._config.id!r}", f"in its sandbox, {used.lack}", f'{used.remedy} its "sandbox"')
         return replace(result, notes=(*result.notes, note))
 
     def _build_cancelled(self, name: str, cancel: CancelToken | None) -> ProtocolFault:
         reason = None if cancel is None else cancel.reason
-        message = f"server {self.config.id!r}: the call of {name!r} was cancelled: {reason}"
-        return ProtocolFault("tool_error", message, detail=FaultDetail(server=self.config.id, reason="cancelled"))
+        message = f"server {self._config.id!r}: the call of {name!r} was cancelled: {reason}"
+        return ProtocolFault("tool_error", message, detail=FaultDetail(server=self._config.id, reason="cancelled"))
 
     def _ask_for_task(self, name: str) -> JsonObject:
         """Return the parameter that turns a call to a legacy server into a task, if tool or caller want one."""
@@ -529,7 +534,7 @@ class ServerEndpointImpl:
         if wanted is not None and support in {"optional", "required"}:
             return {"task": wanted}
         follows = support == "required" and self._handlers.follow_tasks
-        return {"task": {"ttl": int(self.config.limits.call_hard_s * 1_000)}} if follows else {}
+        return {"task": {"ttl": int(self._config.limits.call_hard_s * 1_000)}} if follows else {}
 
     async def request(
         self, method: str, params: JsonObject | None = None, *, on_progress: ProgressSink | None = None
@@ -562,13 +567,13 @@ class ServerEndpointImpl:
     def _to_fault(self, exc: Exception, site: FaultSite, subject: str = "") -> ProtocolFault:
         if isinstance(exc, RequestTimeoutError):
             self._request_timed_out.set()
-        return to_protocol_fault(exc, self.config, site, subject=subject)
+        return to_protocol_fault(exc, self._config, site, subject=subject)
 
     def _require_user(self) -> ClientSession:
         """Return the session for a request, or raise `ProtocolFault`: it isn't ready, or it's another user's."""
         if self._user not in {None, current_user.get()}:
-            message = f"server {self.config.id!r}: this session belongs to another user"
-            raise ProtocolFault("not_connected", message, detail=FaultDetail(server=self.config.id))
+            message = f"server {self._config.id!r}: this session belongs to another user"
+            raise ProtocolFault("not_connected", message, detail=FaultDetail(server=self._config.id))
         return self._require_ready()
 
     def _require_ready(self) -> ClientSession:
@@ -576,11 +581,11 @@ class ServerEndpointImpl:
         if session is None or self.phase is not EndpointPhase.READY:
             if self._fault is not None and needs_sign_in(self._fault):
                 raise self._fault
-            owner = f"server {self.config.id!r}"
+            owner = f"server {self._config.id!r}"
             message = f"{owner} is {self.phase}"
             because = "" if self._fault is None else f": {str(self._fault).removeprefix(f'{owner}: ')}"
             is_moved = self._fault is not None and self._fault.detail.reason == "moved"
-            detail = FaultDetail(server=self.config.id, reason="moved" if is_moved else None)
+            detail = FaultDetail(server=self._config.id, reason="moved" if is_moved else None)
             raise ProtocolFault("not_connected", f"{message}{because}", self._fault, detail=detail)
         return session
 
