@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_obje
 from indusagi.core.process.tree import CpuDemand
 from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.core.text import clean_text, cut_text
-from indusagi.core.time import TimedLine
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
@@ -193,7 +192,7 @@ class ServerEndpointImpl:
         """Return the last lines of standard error, followed by the last log messages, without secrets of the row."""
         redaction = Redaction((self._config,))
         lines = () if self._process is None else self._process.read_stderr()
-        return (*_hide_lines(redaction, lines, "stderr: "), *_hide_lines(redaction, self._log_messages, ""))
+        return (*redaction.hide_log(lines, "stderr: "), *redaction.hide_log(self._log_messages))
 
     def measure_log(self) -> int:
         """Return a number that differs after its log has grown."""
@@ -595,11 +594,3 @@ def _report_progress(on_progress: ProgressSink, params: JsonObject) -> None:
     if isinstance(done, (int, float)):
         text = clean_text(message)[0] if isinstance(message, str) else ""
         on_progress(ToolProgress(done, total if isinstance(total, (int, float)) else None, text))
-
-
-def _hide_lines(redaction: Redaction, lines: Sequence[str], prefix: str) -> Iterator[str]:
-    """Hide secrets in lines of a log, which keep their times unless a secret spans several."""
-    hidden = redaction.hide_lines(lines)
-    times = [getattr(line, "at_ms", 0) for line in lines]
-    for line, at_ms in zip(hidden, times if len(hidden) == len(lines) else [0] * len(hidden), strict=True):
-        yield TimedLine(f"{prefix}{line}", at_ms)

@@ -24,6 +24,7 @@ from indusagi.core.secrets import (
     quotes_value,
 )
 from indusagi.core.text import clean_json, iter_strings
+from indusagi.core.time import TimedLine
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 
 if TYPE_CHECKING:
@@ -102,6 +103,13 @@ class Redaction:
     def hide_lines(self, lines: Sequence[str]) -> tuple[str, ...]:
         """Hide secrets in lines; a private key spans several."""
         return tuple(self.hide("\n".join(lines)).split("\n")) if lines else ()
+
+    def hide_log(self, lines: Sequence[str], prefix: str = "") -> Iterator[TimedLine]:
+        """Hide secrets in lines of a log, which keep their times unless a secret spans several."""
+        hidden = self.hide_lines(lines)
+        times = [getattr(line, "at_ms", 0) for line in lines]
+        for line, at_ms in zip(hidden, times if len(hidden) == len(lines) else [0] * len(hidden), strict=True):
+            yield TimedLine(f"{prefix}{line}", at_ms)
 
     def hide_in_frame(self, frame: JsonValue) -> JsonValue:
         """Replace secrets in the server's messages, except values that may be data."""
