@@ -99,7 +99,7 @@ async def make_history() -> None:
     store = await open_store()
     journal = Journal(store)
     journal.record_event("ready", "files", "", "")
-    journal.record_event("fault", "broken", "exited", "the connection could not be made: it exited with code 2")
+    journal.record_event("fault", "broken", "exited", "failed: exited with code 2")
     journal.record_turn([ToolDescriptor("files__list_directory", "A tool.", {"type": "object"})])
     await store.aclose()
 
@@ -129,7 +129,7 @@ def build_findings() -> list[doctor._Findings]:
         doctor._Findings(
             "broken", *facts, handshake="failed", state="failed",
             stderr=("Traceback (most recent call last):", '  File "x.py"', "KeyError: 'API_TOKEN' is not set"),
-            fault="the connection could not be made: it exited with code 2 (its stderr: KeyError)",
+            fault="failed: exited with code 2. Last output: KeyError",
             remedy='it needs the variable API_TOKEN: add it to its row, as in "env": {"API_TOKEN": "${API_TOKEN}"}',
         ),
         doctor._Findings(

@@ -177,7 +177,7 @@ def push(context: click.Context, *, file: str, yes: bool, digests: tuple[str, ..
     ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
     """
     rows, consent = _read_rows(file)
-    question = f"Start {', '.join(rows)} on the nodes of the cluster from now on?"
+    question = f"Trust {', '.join(rows)} and start on the nodes of the cluster?"
     if not ask_consent(consent, question, yes=yes, digests=digests):
         return _FAILED
 

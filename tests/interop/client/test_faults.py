@@ -98,7 +98,7 @@ def test_fault_kind_follows_from_exception_and_site(
 @pytest.mark.parametrize(
     ("exc", "site", "said"),
     [
-        (TimeoutError(), FaultSite.CONNECT, "the connection could not be made: no answer within 7.5 s"),
+        (TimeoutError(), FaultSite.CONNECT, "failed: no answer within 7.5 s"),
         (closed(), FaultSite.HELD, "the connection was lost: it exited with code 3"),
         (InvalidResponseError("odd"), FaultSite.LIST, "its tools could not be listed: odd"),
         (refused(), FaultSite.CALL, "the call of 'tool' failed: no"),
@@ -124,15 +124,15 @@ def test_message_names_server_site_and_reason(exc: Exception, site: FaultSite, s
 @pytest.mark.parametrize(
     ("stderr", "words"),
     [
-        (("first", "no \x1b[31mAPI key", "", "  \t"), " (its stderr: no API key)"),
-        (("  indented\x00  ",), " (its stderr: indented)"),
+        (("first", "no \x1b[31mAPI key", "", "  \t"), ". Last output: no API key"),
+        (("  indented\x00  ",), ". Last output: indented"),
         (("", " "), ""),
         ((), ""),
     ],
 )
 def test_cause_in_stderr_is_quoted_clean(stderr: tuple[str, ...], words: str) -> None:
     fault = to_protocol_fault(closed("exited", *stderr), STDIO, FaultSite.CONNECT)
-    said = "server 'a': the connection could not be made: it exited with code 3"
+    said = "server 'a': failed: exited with code 3"
     assert str(fault) == said + words
     assert fault.detail.stderr == stderr
     assert fault.detail.exit_code == 3

@@ -70,7 +70,7 @@ async def test_r02_an_early_exit_is_told_with_its_code_and_cause() -> None:
     failure = await fault_of_opening(fault("exits", 3, "no API key \x1b[31mset"))
     assert failure.kind == "spawn_failed"
     assert (failure.detail.reason, failure.detail.exit_code) == ("exited", 3)
-    assert "exited with code 3 (its stderr: no API key set)" in str(failure)
+    assert "exited with code 3. Last output: no API key set" in str(failure)
     assert failure.detail.server == "exits"
 
 

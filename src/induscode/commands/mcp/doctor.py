@@ -353,8 +353,8 @@ def _print_summary(examined: Sequence[_Findings]) -> None:
             lines = [f"{format_duration((findings.latency_ms or 0) * 1_000)}   {tools}"]
             lines += [f"{one.ref.kind} {one.ref.name!r} is blocked: {one.reason}" for one in findings.disabled]
         else:
-            cause = (findings.fault or findings.state).partition(" (its stderr: ")[0]
-            lines = [cause.removeprefix("the connection could not be made: ").removeprefix("it ")]
+            cause = (findings.fault or findings.state).partition(". Last output: ")[0]
+            lines = [cause.removeprefix("failed: ")]
         # The last lines, without those of a traceback.
         lines += [line for line in findings.stderr if line.strip() and not line.startswith((" ", "\t", "Traceback "))][
             -_MAX_SHOWN_STDERR:

@@ -321,7 +321,7 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         if phase not in {"idle", "connecting"}:  # not listed yet, so the ledger's count stands
             count = max(0, status.tool_count - sum(one.ref.kind == "tool" for one in disabled))
         if status.fault is not None:
-            message = str(status.fault).removeprefix(f"server {row.id!r}: ")
+            message = str(status.fault).removeprefix(f"server {row.id!r}: ").removeprefix("failed: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
     findings = states.findings.get(row.id, ())
     if not message and not disabled and findings:

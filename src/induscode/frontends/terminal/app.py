@@ -439,11 +439,11 @@ class InteractiveApp:
             is_shown, self._faults[server] = self._faults.get(server) == fault, fault
             servers = None if self._conversation is None else self._conversation.servers
             if not is_shown and (servers is None or server not in servers.phases.awaited):
-                cause, _, output = name_slash_commands(fault).partition(" (its stderr: ")
+                cause, _, output = name_slash_commands(fault).partition(". Last output: ")
                 # A server that needs a sign-in is idle, and its message already names the command.
                 self.screen.show(f"✗ {cause} (/mcp says what to do)" if status.phase == "faulted" else f"note: {cause}")
                 if output:
-                    self.screen.show(f"  {output.removesuffix(')')}")
+                    self.screen.show(f"  {output}")
         self.screen.refresh()
 
     def _describe_starts(self) -> list[str]:

@@ -118,7 +118,7 @@ def test_a_trusted_server_that_fails_shows_its_fault_once(setup: TerminalSetup) 
         terminal.wait_for("  Fix: ")
         assert terminal.text.count("exited with code 4") == 1
         assert "servers changed" not in terminal.text
-        assert "✗ broken: the connection could not be made: it exited with code 4" in terminal.text
+        assert "✗ broken: failed: exited with code 4" in terminal.text
         assert terminal.leave() == 0
 
 

@@ -532,7 +532,7 @@ async def test_finding_b5_a_start_that_takes_too_long_tells_what_stands_on_stand
         await until(lambda: bool(endpoint.read_log()))
         await time.passes(STEADY_S)
     assert failing.result().kind == "timeout"
-    assert "(its stderr: Error: no database at db:5432)" in str(failing.result())
+    assert ". Last output: Error: no database at db:5432" in str(failing.result())
 
 
 async def test_finding_b5_a_cause_that_stands_far_above_the_end_is_found() -> None:
@@ -541,7 +541,7 @@ async def test_finding_b5_a_cause_that_stands_far_above_the_end_is_found() -> No
         "for n in range(60): print('   at frame', n, file=sys.stderr)\nsys.exit(1)"
     )
     failure = await fault_of_opening(script(text))
-    assert "(its stderr: ValueError: the port is taken)" in str(failure)
+    assert ". Last output: ValueError: the port is taken" in str(failure)
     assert len(failure.detail.stderr) == 20
 
 
@@ -591,7 +591,7 @@ async def test_finding_c6_the_error_of_a_server_that_refuses_to_initialize_is_th
     error = '{"code": -32002, "message": "run `login` first"}'
     text = REFUSING.replace("METHOD", "initialize").replace("ERROR", error)
     failure = await fault_of_opening(script(text))
-    assert "it answered with an error: run `login` first (code -32002)" in str(failure)
+    assert "answered with an error: run `login` first (code -32002)" in str(failure)
     assert failure.detail.rpc_code == -32002
 
 

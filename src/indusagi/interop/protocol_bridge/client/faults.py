@@ -66,14 +66,14 @@ def to_protocol_fault(
     message = f"server {config.id!r}: {_format_error(exc, config, site, subject)}"
     if detail.reason == "outcome_unknown":
         message += "; whether the call took effect is unknown"
-    from indusagi.interop.protocol_bridge.client.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
-
-    if cause := find_cause(detail.stderr):
-        message += f" (its stderr: {cause})"
     written = [text for line in detail.stdout if (text := clean_text(line)[0].strip())]
     if written and site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
         shown = cut_text(written[0], _MAX_LINE_CHARS)
         message += f"; its standard output is not MCP: it wrote {shown!r}, which belongs on standard error"
+    from indusagi.interop.protocol_bridge.client.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
+
+    if cause := find_cause(detail.stderr):
+        message += f". Last output: {cause}"
     return ProtocolFault(kind, redaction.hide(message), exc, detail=detail)
 
 
@@ -99,7 +99,7 @@ def _classify(exc: BaseException, config: ServerConfig, site: FaultSite) -> tupl
 
 def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, subject: str) -> str:
     what = {
-        FaultSite.CONNECT: "the connection could not be made",
+        FaultSite.CONNECT: "failed",
         FaultSite.HELD: "the connection was lost",
         FaultSite.LIST: "its tools could not be listed",
         FaultSite.CALL: f"the call of {subject!r} failed",
@@ -111,7 +111,7 @@ def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, sub
             text = f"refused the request (HTTP {detail.http_status})"
         elif not text:
             text = "closed the connection" + (f" ({detail.reason})" if detail.reason else "")
-        return f"{what}: it {text}"
+        return f"{what}: {text}" if site is FaultSite.CONNECT else f"{what}: it {text}"
     if isinstance(exc, TimeoutError) and not isinstance(exc, StartTimeout):
         return f"{what}: no answer within {config.limits.start_s:g} s"
     if _is_refusal(exc) and site in {FaultSite.CONNECT, FaultSite.LIST}:

@@ -210,6 +210,7 @@ def _name_event(row: Row) -> str:
         if row.op in {"drift", "approve"} and row.facts.get("subject")
         else subject
     )
+    detail = detail.removeprefix(f"server {subject!r}: ").removeprefix(f"{verb}: ")
     return f"{name} {verb}" + (f": {detail}" if detail else "")
 
 
