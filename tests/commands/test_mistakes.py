@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.commands.helpers import configured, row, user_file
+from tests.support.model_server import Reply, model_server
 from tests.support.scripts import run
 
 if TYPE_CHECKING:
@@ -52,6 +53,25 @@ def test_mistake_is_answered_with_what_to_type(words: tuple[str, ...], code: int
     assert (answer in done.stderr, done.returncode) == (True, code), done.stderr
     assert done.stderr.count(answer) == 1
     assert answer.startswith("No such option") or "--help" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "answer"),
+    [
+        (
+            404,
+            "The model 'm' does not exist",
+            "m (404): The model 'm' does not exist; its server has: local-model; check",
+        ),
+        (401, "Incorrect API key provided", "m (401): Incorrect API key provided; check the key"),
+    ],
+)
+def test_refusal_of_a_model_is_answered_with_what_to_check(
+    status: int, error: str, answer: str, tmp_path: Path
+) -> None:
+    with model_server(Reply(status=status, error=error)) as server:
+        done = run("-p", "hi", "--no-mcp", "--base-url", f"{server.url}/v1", "--model", "m", cwd=tmp_path)
+    assert (done.returncode, answer in done.stderr) == (4, True), done.stderr
 
 
 def test_port_that_is_taken_is_named_with_another_way(tmp_path: Path) -> None:

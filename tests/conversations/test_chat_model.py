@@ -523,7 +523,7 @@ async def test_certificates_are_loaded_unless_address_and_proxies_are_plain_http
         ("https://model.example/v1", "", True),
     ):
         monkeypatch.setenv("http_proxy", proxy)
-        await model.ChatModel("m", system="local", base_url=url, headers={}, profile=VERBATIM)._open()
+        await model.ChatModel("m", system="local", base_url=url, headers={}, profile=VERBATIM)._open("/models")
         assert bool(loaded) is expected, url
         loaded.clear()
 
@@ -541,7 +541,7 @@ async def test_first_requests_at_the_same_time_share_the_connections(monkeypatch
     model = module.ChatModel("m", system="s", base_url="https://model.example/v1", headers={}, profile=VERBATIM)
 
     async def open_one() -> None:
-        found.append((await model._open())[1])
+        found.append((await model._open("/models"))[1])
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(open_one)

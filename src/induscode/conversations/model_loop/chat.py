@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 from pydantic_ai import exceptions as failures
 from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, ThinkingPart
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
@@ -275,6 +275,10 @@ def _read_count(counts: JsonObject, key: str) -> int:
 _CONNECT_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 600.0
 _IDLE_CONNECTIONS = 4
+_LIST_LIMIT_S = 5.0
+"""Time limit for the list of models after a request for an unknown one."""
+_MAX_LISTED = 5
+_MAX_NAME_CHARS = 100
 
 
 class ChatModel(Model[Any]):
@@ -353,8 +357,8 @@ class ChatModel(Model[Any]):
         finally:
             await response.aclose()
 
-    async def _open(self) -> tuple[WebUrl, Network]:
-        target = parse_url(self._address.rstrip("/") + "/chat/completions", with_user=True)
+    async def _open(self, path: str) -> tuple[WebUrl, Network]:
+        target = parse_url(self._address.rstrip("/") + path, with_user=True)
         if self._network is None:
             proxy = find_proxy(target)
             # In a thread: it loads certificates, which takes longer than a local server's response.
@@ -378,7 +382,7 @@ class ChatModel(Model[Any]):
         others = encode({name: value for name, value in body.items() if name != "messages"})
         text = f'{{"messages":[{messages}],{others.removeprefix("{")}'
         try:
-            target, network = await self._open()
+            target, network = await self._open("/chat/completions")
             headers = {"content-type": "application/json", **self._headers, **target.authorization}
             # A redirect is an error, so that the key never goes to another address.
             response = await network.send("POST", target, headers, text.encode("utf-8", "replace"))
@@ -390,4 +394,24 @@ class ChatModel(Model[Any]):
                 await response.aclose()
         except FetchError as exc:
             raise build_connection_error(self._name, exc) from exc
-        raise build_status_error(self._name, response.status, refusal, dict(response.headers))
+        error = build_status_error(self._name, response.status, refusal, dict(response.headers))
+        if isinstance(error, failures.ModelNotFoundError) and (names := await self._list_similar_models()):
+            error.add_note(f"its server has: {', '.join(names)}")
+        raise error
+
+    async def _list_similar_models(self) -> Sequence[str]:
+        """List models of the server, similar names first; none if it doesn't tell them in time."""
+        from difflib import get_close_matches  # noqa: PLC0415 — only for a name that is unknown
+
+        page: object = None
+        with move_on_after(_LIST_LIMIT_S), suppress(FetchError):
+            target, network = await self._open("/models")
+            response = await network.send("GET", target, {**self._headers, **target.authorization})
+            try:
+                page = parse_body(await _read_text(response)) if response.status == 200 else None
+            finally:
+                await response.aclose()
+        rows = page.get("data") if is_json_object(page) else None
+        ids = [row.get("id") for row in rows if is_json_object(row)] if isinstance(rows, list) else []
+        names = [name for name in ids if isinstance(name, str) and len(name) <= _MAX_NAME_CHARS]
+        return get_close_matches(self._name, names, _MAX_LISTED, cutoff=0)

@@ -170,7 +170,7 @@ def to_model_fault(error: failures.AgentRunError, address: str | None = None, ke
         detail = find_message(error.body)
         status = f" ({error.status_code})" if isinstance(error, failures.ModelHTTPError) else ""
         message = f"{error.model_name}{status}: {detail or error.message}"
-    message = hide_secrets(message)  # some providers repeat the key
+    message = hide_secrets("; ".join((message, *getattr(error, "__notes__", ()))))  # some providers repeat the key
     for category, kind, remedy in _KINDS:
         if isinstance(error, category):
             is_key = kind == "auth" and key_from
