@@ -24,6 +24,7 @@ from induscode.gateway.content import GatewayContent
 from induscode.gateway.page import source as page
 from induscode.gateway.page.source import ActionReply, SignInStart
 from induscode.gateway.sharing import GatewaySharing
+from induscode.gateway.status_lines import StatusLines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -315,3 +316,15 @@ async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monke
     monkeypatch.setattr(ours._index, "aclose", close_index)
     await ours.aclose()
     assert ended == ["one", "index"]
+
+
+@pytest.mark.parametrize(("is_terminal", "printed"), [(True, ["1 starting", "1 ready"]), (False, ["1 starting"])])
+def test_counts_are_printed_again_only_on_a_terminal_and_only_if_they_changed(
+    is_terminal: bool, printed: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    lines = StatusLines()
+    for counts in ("1 starting", "1 starting", "1 ready", "1 ready"):
+        lines.print_counts(counts)
+    shown = capsys.readouterr().err
+    assert [word for word in ("1 starting", "1 ready") for _ in range(shown.count(word))] == printed

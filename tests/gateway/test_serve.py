@@ -279,7 +279,7 @@ def test_what_is_known_of_a_server_is_listed_before_it_is_up(tmp_path: Path) -> 
     (tmp_path / "hold").touch()
     with greeted(cwd=tmp_path) as gateway:
         assert gateway.tools() == [*READ_ONLY, *of("late")]
-        assert "from 1 server (0 ready)" in gateway.said()
+        assert "from 1 server (1 starting)" in gateway.said()
         asked = gateway.send("tools/call", name="late__echo", arguments={"text": "now"})
         (tmp_path / "hold").unlink()
         assert gateway.answer(asked)["result"]["content"][0]["text"] == "now"
@@ -383,7 +383,7 @@ def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -
         assert gateway.tools() == [*READ_ONLY, *of("ok")]
         assert "API_KEY is missing" in gateway.said()
         assert "indus mcp doctor gone" in gateway.said()
-        assert "from 3 servers (1 ready)" in gateway.said()
+        assert "from 3 servers (1 ready, 2 failed)" in gateway.said()
 
 
 def test_a_required_server_that_is_not_there_is_the_end(tmp_path: Path) -> None:

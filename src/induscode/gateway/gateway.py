@@ -441,14 +441,13 @@ class Gateway:
         if self._enrolment.ledger is not before:
             self._changed.set()
 
-    def summarize(self, *, has_clients: bool = True) -> str:
+    def summarize(self) -> str:
         """Summarize the served tools and servers in one line. Native tools only count if there are clients."""
         box = self.box()
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         states = describe_phases(self._bridge.status().values())
-        servers = f"{format_count(len(self.plan.configs), 'server')} ({states})"
-        remotes = f"{format_count(remote, 'tool')} from {servers}"
-        return f"{remotes}, {format_count(native, 'native tool')}" if has_clients else remotes
+        remotes = f"{format_count(remote, 'tool')} from {format_count(len(self.plan.configs), 'server')} ({states})"
+        return f"{remotes}, {format_count(native, 'native tool')}" if self._context.options.has_clients else remotes
 
     # -- servers ----------------------------------------------------------------------------
 
@@ -495,6 +494,7 @@ class Gateway:
         with anyio.move_on_after(_FIRST_LIST_S):
             await self.listed.wait()
         await self._bridge.wake(self._bridge.eager_servers())
+        self._lines.print_counts(self.summarize())
 
     async def _list_content(self) -> None:
         """List the other content of servers whose tools are known, if no earlier run listed it."""

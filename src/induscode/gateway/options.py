@@ -297,6 +297,11 @@ class ServeOptions:
     opens_browser: bool = False
     """Whether to open the page in a browser once it's up."""
 
+    @property
+    def has_clients(self) -> bool:
+        """Whether this gateway serves clients: a node may only offer its servers."""
+        return self.settings is not None or self.cluster is None
+
 
 def read_serve_options(context: click.Context, invocation: Invocation) -> ServeOptions:
     """Check the flags of `indus serve` and turn them into options."""

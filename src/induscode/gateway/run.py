@@ -173,7 +173,7 @@ class _GatewayRun:
             self._report_missing(gateway)
 
     def _announce_tools(self, gateway: Gateway) -> None:
-        print_status(gateway.summarize(has_clients=_has_clients(self._options)))
+        self._parts.lines.print_counts(gateway.summarize())
         settings = gateway.session.invocation.settings
         names = [tool.name for tool in gateway.box().descriptors()]
         renamed = [name for view in settings.get(SERVE_VIEWS).values() for name in view.rename.values()]
@@ -188,13 +188,8 @@ class _GatewayRun:
         return bool(missing)
 
 
-def _has_clients(options: ServeOptions) -> bool:
-    """Return whether this gateway serves clients: a node may only offer its servers."""
-    return options.settings is not None or options.cluster is None
-
-
 def _announce_stdio(options: ServeOptions, what: str) -> None:
-    if options.settings is None and not _has_clients(options):
+    if not options.has_clients:
         print_status("offering servers to the cluster, and serving no clients")
     elif options.settings is None:
         print_status(f"serving over standard input and output {what}")
@@ -224,7 +219,7 @@ async def _serve(
     """Serve over stdio or HTTP until it ends, and signal through `up` once it's serving."""
     asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     try:
-        if not _has_clients(options):
+        if not options.has_clients:
             up.set()
             await signals.end.wait()
             return 0

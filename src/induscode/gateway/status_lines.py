@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class StatusLines:
         # Clients get raw definitions, so notes about the model view don't concern them.
         self._hidden = ViewNote if schemas == "raw" else ()
         self._printed: set[str] = set()
+        self._counts: str | None = None
         self.listed: dict[str, None] = {}
         """Servers that have listed something since their remarks were printed."""
 
@@ -46,6 +48,12 @@ class StatusLines:
             if key(note) not in self._printed:
                 self._printed.add(key(note))
                 print_status(str(note))
+
+    def print_counts(self, counts: str) -> None:
+        """Print what is served: once, and on a terminal again when it's different."""
+        if self._counts is None or (counts != self._counts and sys.stderr.isatty()):
+            print_status(counts)
+        self._counts = counts
 
     def print_fault(self, server: str, status: EndpointStatus) -> None:
         """Print why a server is missing."""
