@@ -55,7 +55,7 @@ def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
     monkeypatch.setitem(CONSTANTS, SLOW_S, 0.05)
     hold = tmp_path / "hold"
     for verb, server, program, line in (
-        ("list", "files", tmp_path / "npx", "files: npx may be downloading it"),
+        ("list", "files", tmp_path / "npx", "npx may be downloading it"),
         ("doctor", "files", tmp_path / "npx", "files: starting (npx)"),
         ("doctor", "slow", None, "slow: no answer yet"),
     ):

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from tests.support.tools import context
 
-from indusagi.capabilities.tools.todo import ChecklistItem, checklist_of
+from indusagi.capabilities.checklist import ChecklistItem, checklist_of
 from induscode.conversations.kept_state import KeptState
 from induscode.conversations.transcript import Transcript
 from induscode.permissions.check import Permissions

@@ -129,7 +129,7 @@ def test_a_known_server_lists_everything_without_running(tmp_path: Path) -> None
             # Sizes come with a listing of the running server alone.
             known = gateway.ask(f"{subject}/list")["result"][subject]
             assert known == [{key: row[key] for key in row if key != "size"} for row in result[subject]]
-        assert "0 ready" in gateway.said()
+        assert "1 starting" in gateway.said()
         assert (
             gateway.ask("resources/read", uri=f"indus://one/{NOTE}")["result"]["contents"][0]["text"] == "read by one"
         )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from mcp_types import ListToolsResult
 from tests.commands.helpers import PYTHON, configured, faulty, held, one_line, project_file, row, user_file
-from tests.commands.serving import CHANGED, VERSION, greeted, hello, serving
+from tests.commands.serving import CHANGED, VERSION, greeted, hello, serving, wait_for
 from tests.support.forked import CONSTANTS
 from tests.support.scripts import command, run, unmeasured
 from tests.support.servers import HONEST_TOOLS, SERVERS, diary, fault
@@ -383,7 +383,7 @@ def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -
         assert gateway.tools() == [*READ_ONLY, *of("ok")]
         assert "API_KEY is missing" in gateway.said()
         assert "indus mcp doctor gone" in gateway.said()
-        assert "from 3 servers (1 ready, 2 failed)" in gateway.said()
+        wait_for(lambda: "from 3 servers (1 ready, 2 failed)" in gateway.said())
 
 
 def test_a_required_server_that_is_not_there_is_the_end(tmp_path: Path) -> None:

@@ -253,8 +253,8 @@ def test_a_dry_run_starts_no_server_and_names_the_command_that_does(tmp_path: Pa
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tolls": ["private"]}, "and 'tolls' is none of them. See"),
-        ({"tools": 5, "servers": ["private"]}, "of the view 'look', not 5. See"),
+        ({"tolls": ["private"]}, "and 'tolls' is none of them.\n"),
+        ({"tools": 5, "servers": ["private"]}, "of the view 'look', not 5.\n"),
     ],
 )
 def test_an_invalid_field_of_a_view_is_named_without_the_rest_of_the_views(

@@ -205,7 +205,7 @@ class SkillSet:
             names = " ".join(skill.label for skill in waiting)
             changed = ", one of which has changed" if any(skill.consent == "changed" for skill in waiting) else ""
             owner = format_count(len(waiting), "skill") + " of the project"
-            self.notes.append(Note(owner, f"not used without your consent{changed}", f"indus addons trust {names}"))
+            self.notes.append(Note(owner, f"not used: not trusted yet{changed}", f"indus addons trust {names}"))
 
     @property
     def usable(self) -> Mapping[str, Skill]:

@@ -74,7 +74,7 @@ class KeptState:
 
         A rewind doesn't undo the user's rules, nor what the conversation has read, only the rest of the state.
         """
-        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         self._stored = {}
         rules: dict[str, Rule] = {}
@@ -146,7 +146,7 @@ class KeptState:
             await to_thread.run_sync(self._transcript.append_rows, rows)
 
     def _describe(self) -> dict[str, JsonObject]:
-        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         own: list[JsonValue] = [item.to_json() for item in checklist_of(self._context).items]
         state: dict[str, JsonObject] = {

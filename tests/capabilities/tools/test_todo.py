@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.tools import todo as checklist
-from indusagi.capabilities.tools.todo import checklist_of, todo_read_tool, todo_set_tool
+from indusagi.capabilities import checklist
+from indusagi.capabilities.checklist import checklist_of
+from indusagi.capabilities.tools.todo import todo_read_tool, todo_set_tool
 
 if TYPE_CHECKING:
     from pathlib import Path

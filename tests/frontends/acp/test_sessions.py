@@ -281,9 +281,9 @@ async def test_skills_and_hooks_of_a_project_need_consent_and_take_part(
         session = (await opened.agent.new_session(cwd=str(setup.cwd))).session_id
         await opened.say(session, "look")
         assert not (setup.cwd / "ran").exists()
-        assert "/addons trust skill:deploy" in opened.editor.said(session) or "need your consent" in opened.editor.said(
-            session
-        )
+        said = opened.editor.said(session)
+        assert "indus addons trust skill:deploy" in said
+        assert "indus addons trust hooks:.claude/settings.json" in said
         opened.editor.answer = lambda _: "y"
         await opened.say(session, "/addons trust")
         assert len(opened.editor.questions) == 2

@@ -130,10 +130,10 @@ def _list_rows(plan: ServerPlan, off: Sequence[JsonObject], *, checks: bool, as_
 
 def _show_live(plan: ServerPlan, off: Sequence[JsonObject]) -> None:
     """Show all servers at once on the terminal, and replace the state of each as soon as it's known."""
-    unknown = _States({}, {}, {}, {})
+    unknown, phase = _States({}, {}, {}, {}), _KEYS.index("phase")
     cells = {row.id: _list_cells(_build_row(row, plan, unknown)) for row in plan.rows}
     for name in plan.configs:
-        cells[name][_KEYS.index("phase")] = "checking…"
+        cells[name][phase] = "checking…"
     with live_table(_FIT) as redraw:
 
         def show(row: JsonObject) -> None:
@@ -141,7 +141,8 @@ def _show_live(plan: ServerPlan, off: Sequence[JsonObject]) -> None:
             redraw(_HEADS, [*cells.values(), *map(_list_cells, off)], "")
 
         def show_start(name: str, text: str) -> None:
-            cells[name][-1] = text
+            if cells[name][phase] == "checking…":  # a later row has its own message
+                cells[name][-1] = text
             redraw(_HEADS, [*cells.values(), *map(_list_cells, off)], "")
 
         redraw(_HEADS, [*cells.values(), *map(_list_cells, off)], "")

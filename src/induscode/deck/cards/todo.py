@@ -11,9 +11,9 @@ from itertools import count
 from typing import cast
 
 from indusagi.capabilities.arguments import coerce_to
+from indusagi.capabilities.checklist import LONGEST_TEXT, MOST_ITEMS, Checklist, ChecklistItem, checklist_of
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.capabilities.tools.todo import LONGEST_TEXT, MOST_ITEMS, Checklist, ChecklistItem, checklist_of
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult

@@ -183,7 +183,7 @@ class SessionUpdates:
 
     def send_plan(self) -> None:
         """Send the checklist as a plan if it changed."""
-        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         context = self._conversation.session.native.context
         items = [(item.text, item.status, item.weight) for item in checklist_of(context).items]
