@@ -73,7 +73,9 @@ class _Bridge:
     def record_late(self, servers: Iterable[str]) -> None:
         self.late += servers
 
-    async def wake(self, servers: Iterable[str], limit_s: float | None = None) -> list[str]:
+    async def wake(
+        self, servers: Iterable[str], limit_s: float | None = None, *, until_listed: bool = False
+    ) -> list[str]:
         self.woken.append([*servers])
         return [server for server in self.woken[-1] if server == "slow" and limit_s == 3.0]
 
@@ -87,7 +89,7 @@ async def test_finding_u1_model_hears_once_of_a_server_that_came_up_late() -> No
     late = LateServers(cast("BootedBridge", bridge))
     assert await late.wait() == ["server 'slow' is still starting: the model gets its tools once it's up"]
     assert await late.wait() == []
-    assert ([*map(sorted, bridge.woken)], bridge.late) == ([["quick", "slow"], []], ["slow"])
+    assert ([*map(sorted, bridge.woken)], bridge.late) == ([["quick", "slow"], ["quick"], [], []], ["slow"])
     bridge.tools = [("quick", "quick__a")]
     assert late.take_notices() == []
     bridge.tools += [("slow", "slow__b"), ("slow", "slow__c")]

@@ -33,6 +33,8 @@ CONSTANTS: dict[str, float] = {
     "induscode.gateway.gateway:_APPROVAL_POLL_S": 0.05,
     # The first list waits for servers that are still unknown, on a busy machine too.
     "induscode.gateway.gateway:FIRST_S": 60.0,
+    # A handshake waits for the instructions of servers.
+    "indusagi.interop.protocol_bridge.host.session:_INSTRUCTIONS_TIMEOUT_S": 60.0,
     # Commands and first prompts wait for servers that are up, on a busy machine too.
     "induscode.commands.mcp.list_servers:LOOK_LIMIT_S": 60.0,
     "induscode.commands.mcp.list_servers:_IN_ORDER_S": 60.0,
@@ -40,6 +42,7 @@ CONSTANTS: dict[str, float] = {
     "induscode.boot.catalog:LOOK_LIMIT_S": 60.0,
     "induscode.boot.runners:LOOK_LIMIT_S": 60.0,
     "induscode.conversations.servers:FIRST_PROMPT_LIMIT_S": 60.0,
+    "induscode.conversations.servers:_LISTS_LIMIT_S": 60.0,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,
     # How long files are looked for that complete a mention.

@@ -93,6 +93,10 @@ class DirectoryServers(KeptServers):
         return self.session
 
 
+_LISTS_LIMIT_S = 1.0
+"""How long the first prompt waits for the skills of servers that are up."""
+
+
 class LateServers:
     """Servers whose tools aren't known yet. Prompts wait for each of them once, for a few seconds."""
 
@@ -109,6 +113,7 @@ class LateServers:
         self._late.update(unknown)
         awaited = {server for server in self._mcp.awaited_servers() if server in unknown}
         starting = await self._mcp.wake([*awaited], FIRST_PROMPT_LIMIT_S)
+        await self._mcp.wake(awaited.difference(starting), _LISTS_LIMIT_S, until_listed=True)
         self._mcp.record_late(starting)
         self._late.difference_update(awaited.difference(starting))
         await self._mcp.wait_for_required()
