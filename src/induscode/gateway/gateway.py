@@ -446,7 +446,7 @@ class Gateway:
         box = self.box()
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         states = describe_phases(self._bridge.status().values())
-        remotes = f"{format_count(remote, 'tool')} from {format_count(len(self.plan.configs), 'server')} ({states})"
+        remotes = f"{format_count(remote, 'tool')} from {format_count(len(self.plan.configs), 'server')}{states}"
         return f"{remotes}, {format_count(native, 'native tool')}" if self._context.options.has_clients else remotes
 
     # -- servers ----------------------------------------------------------------------------

@@ -81,8 +81,9 @@ class StatusLines:
 
 
 def describe_phases(statuses: Iterable[EndpointStatus]) -> str:
-    """Count servers by state: `3 ready, 2 starting`."""
+    """Count servers by state: ` (3 ready, 2 starting)`, or nothing without servers."""
     phases = [status.phase for status in statuses]
     ready, failed = phases.count(EndpointPhase.READY), phases.count(EndpointPhase.FAULTED)
     counts = {"ready": ready, "starting": len(phases) - ready - failed, "failed": failed}
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none ready"
+    text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    return text and f" ({text})"
