@@ -88,6 +88,8 @@ class Question:
     """Whether it's a list to pick from: typing narrows it, and keys aren't shown."""
     marks: bool = False
     """Whether any number of choices can be marked."""
+    marked: tuple[str, ...] = ()
+    """The keys of the choices that are marked at first."""
     check: Callable[[str], str | None] | None = None
     """Validates free text: returns the problem with an answer, or `None`."""
     secret: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.commands.helpers import configured, one_line, servers_of, told, typed, user_file
 from tests.support.scripts import run
+from tests.support.terminal import LineTerminal
 
 pytestmark = pytest.mark.process
 
@@ -190,6 +191,23 @@ def test_c30_what_came_with_the_project_is_not_copied_unasked(tmp_path: Path) ->
     assert run("mcp", "import", "--yes", "--from", "cursor", cwd=tmp_path).returncode == 0
     assert servers_of(user_file()) == {"evil": stdio("evil")}
     assert json.loads(file.read_text(encoding="utf-8")) == {"mcpServers": {"evil": stdio("evil")}}
+
+
+@pytest.mark.parametrize(("keys", "copied"), [("\r", ["mine"]), ("a\r", ["mine", "evil"]), ("\x1b", []), ("\x04", [])])
+def test_one_question_on_a_terminal_has_check_marks_for_all_servers(
+    keys: str, copied: list[str], tmp_path: Path
+) -> None:
+    written(home(".cursor", "mcp.json"), {"mcpServers": {"mine": stdio()}})
+    written(tmp_path / ".cursor" / "mcp.json", {"mcpServers": {"evil": stdio("evil")}})
+    with LineTerminal("mcp", "import", "-C", str(tmp_path), environ={**os.environ, "TERM": "xterm"}) as terminal:
+        shown = terminal.read_until("esc not now")
+        for key in keys:
+            terminal.type(key)
+        code, _ = terminal.wait()
+    assert "command: evil" in shown
+    assert "CONFLICT" not in shown
+    assert code == 0
+    assert [*servers_of(user_file())] == copied if copied else not user_file().exists()
 
 
 def test_into_the_project_is_consent_to_what_was_copied(tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+import anyio
 import click
 
+from indusagi.core.text import escape_unseen
+from induscode.cli.dialog import Choice, Question
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, can_ask_user, print_notes
-from induscode.cli.terminal import print_line, print_status
+from induscode.cli.terminal import is_interactive, print_line, print_status
 from induscode.commands.mcp.configure import ask_to_store, keep_apart, store_option
 from induscode.launch.options import define_command, read_invocation
 from induscode.servers.clients import PROGRAMS
@@ -73,10 +76,15 @@ def command(
         servers, notes = [*servers, *more], [*notes, *remarks]
     print_notes(notes)
     candidates = compare_servers(servers, read_own_config(path).rows())
-    heads = ("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE")
+    rows = [candidate.as_json() for candidate in candidates]
+    heads = [
+        head
+        for head in ("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE")
+        if head not in {"SECRETS", "CONFLICT"} or any(row[head.lower()] for row in rows)
+    ]
     Listing(
         "servers",
-        [candidate.as_json() for candidate in candidates],
+        rows,
         heads,
         lambda row: ["-" if row[head.lower()] == "" else row[head.lower()] for head in heads],
         before={"file": path},
@@ -84,9 +92,11 @@ def command(
     ).show(as_json=as_json)
     if dry_run:
         return 0
-    wanted = [
-        candidate.server for candidate in candidates if not candidate.conflict and _ask_copy(candidate.server, yes=yes)
-    ]
+    wanted = [candidate.server for candidate in candidates if not candidate.conflict]
+    if wanted and not yes and not as_json and is_interactive():
+        wanted = _choose_servers(wanted)
+    else:
+        wanted = [server for server in wanted if _ask_copy(server, yes=yes)]
     if wanted:
         _copy_servers(path, whose, _store_secrets(wanted, stores, quiet=as_json), quiet=as_json)
     return 0
@@ -119,6 +129,24 @@ def _store_secrets(servers: Sequence[ForeignServer], stores: bool | None, *, qui
         replace(server, fields=moves[server.row.id].build_row()) if server.row.id in moves else server
         for server in servers
     ]
+
+
+def _choose_servers(servers: Sequence[ForeignServer]) -> Sequence[ForeignServer]:
+    """Have the user mark the servers to copy; those that come with the project are shown in full, and not marked."""
+    from induscode.frontends.terminal.plain import ask_once  # noqa: PLC0415 — imports prompt_toolkit
+
+    keyed = {str(number): server for number, server in enumerate(servers, 1)}
+    theirs = [server for server in servers if server.origin.scope == "project"]
+    consents = [describe_row(server.row) for server in theirs]
+    question = Question(
+        title="Copy which servers?",
+        lines=tuple(escape_unseen(line) for one in consents for line in (one.heading, *one.details)),
+        choices=tuple(Choice(key=key, label=escape_unseen(server.row.id)) for key, server in keyed.items()),
+        marks=True,
+        marked=tuple(key for key, server in keyed.items() if server not in theirs),
+    )
+    reply = anyio.run(ask_once, question)
+    return [server for key, server in keyed.items() if key in reply.marked]
 
 
 def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:

@@ -11,7 +11,10 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+import anyio
+
 from indusagi.core.cancel import CancelToken
+from induscode.cli.dialog import Reply
 from induscode.cli.terminal import escape_unprintable, redirect_to_null
 from induscode.conversations.line_dialog import LineDialog, find_line_dialog
 from induscode.frontends.terminal.complete import open_history
@@ -22,7 +25,7 @@ from induscode.launch.settings import VI_MODE
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
 
-    from induscode.cli.dialog import Question, Reply
+    from induscode.cli.dialog import Question
     from induscode.frontends.terminal.contract import ScreenListener
     from induscode.launch.invocation import Invocation
 
@@ -127,3 +130,33 @@ def open_screen(
         return PlainScreen(listener)
     vi = invocation.settings.get(VI_MODE)
     return Screen(listener, color=color, vi=vi, history=open_history(), completer=completer)
+
+
+class _NoListener:
+    """Ignores all keys but those that answer a question."""
+
+    def submit(self, text: str) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def recall(self) -> str:
+        return ""
+
+    steer = leave = switch_mode = interrupt
+    list_results = recall
+
+
+async def ask_once(question: Question) -> Reply:
+    """Ask a question on the screen of a session, outside of one."""
+    screen = Screen(_NoListener(), color=not os.environ.get("NO_COLOR"))
+    reply = Reply(cancelled=True)
+    async with anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            await screen.run()
+            tasks.cancel_scope.cancel()  # the terminal may be gone
+
+        tasks.start_soon(run)
+        reply = await screen.ask(question)
+        screen.close()
+    return reply

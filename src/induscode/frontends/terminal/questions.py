@@ -61,10 +61,13 @@ class OpenQuestion:
         return int(text) - 1 if text in {"1", "2", "3", "4", "5"} and int(text) <= len(keys) else None
 
     def mark(self, text: str) -> None:
-        """Mark or unmark the selected choice with a space, one by its key, or all."""
+        """Mark or unmark the selected choice with a space, one by its key, or all (none if all are marked)."""
         keys = {choice.key for choice in self.question.choices}
         key = self.question.choices[self.selected].key if text == " " else text
-        self.marked ^= {key} & keys if key != "a" else keys
+        if key == "a":
+            self.marked = set[str]() if self.marked == keys else keys
+        else:
+            self.marked ^= {key} & keys
 
     def list_rows(self, palette: Palette, width: int, limit: int) -> list[str]:
         """List its rows, at most `limit`."""

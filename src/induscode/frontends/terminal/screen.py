@@ -236,7 +236,8 @@ class Screen:
             await self._paused.wait()
             keys = [choice.key for choice in question.choices]
             selected = keys.index(question.default) if question.default in keys else 0
-            opened = OpenQuestion(question, asyncio.get_running_loop().create_future(), selected)
+            answer = asyncio.get_running_loop().create_future()
+            opened = OpenQuestion(question, answer, selected, marked={*question.marked})
             self.print(render_markdown(question.markdown, self.width, color=self._color) if question.markdown else "")
             if not opened.is_call:
                 self.show(question.title)
