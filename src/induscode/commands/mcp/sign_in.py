@@ -18,7 +18,7 @@ from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
 from induscode.commands.groups import complete_server, open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.launch.options import define_command, read_invocation
-from induscode.servers.plan import STATE_REMEDIES, find_row
+from induscode.servers.plan import STATE_REMEDIES, find_row, name_state
 from induscode.servers.sign_in import SignInFacts, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def auth(context: click.Context, *, as_json: bool) -> int:
         for row in plan.rows:
             config = plan.configs.get(row.id)
             if config is None:
-                found.append(SignInFacts(name=row.id, state=plan.state_of(row)))
+                found.append(SignInFacts(name=row.id, state=name_state(plan.state_of(row))))
             elif (facts := await read_sign_in(config)) is not None:
                 found.append(facts)
         left = await find_left_over(plan.configs.values())
