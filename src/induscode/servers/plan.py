@@ -344,7 +344,7 @@ def name_transport(config: ServerConfig) -> str:
 def name_way(row: ServerRow) -> str:
     """Name how we reach a server, with the sandbox its process runs in."""
     sandbox = row.config.sandbox if isinstance(row.config, StdioServerConfig) else None
-    return name_transport(row.config) + ("" if sandbox is None else f", {sandbox.title}")
+    return name_transport(row.config) + ("" if sandbox is None else f", {sandbox.title} sandbox")
 
 
 def build_config_facts(row: ServerRow) -> JsonObject:

@@ -35,7 +35,7 @@ def test_a_profile_is_added_shown_and_asked_about(tmp_path: Path) -> None:
     assert "\nsandbox: strict\n" in run("mcp", "get", "clock", cwd=tmp_path).stdout
     assert told("mcp", "get", "clock", "--json", cwd=tmp_path)["sandbox"] == "strict"
     assert told("mcp", "list", "--no-check", "--json", cwd=tmp_path)["servers"][0]["sandbox"] == "strict"
-    assert "clock  stdio, strict  -" in run("mcp", "list", "--no-check", cwd=tmp_path).stdout
+    assert "clock  stdio, strict sandbox  -" in run("mcp", "list", "--no-check", cwd=tmp_path).stdout
     one_line(run("mcp", "add", "--sandbox", "tight", *words, cwd=tmp_path), "'tight' is not one of")
     wider = {"profile": "strict", "hosts": ["api.example"], "write": ["~/out"]}
     configured(project_file(tmp_path), {"a": row(sandbox="strict"), "b": row(sandbox=wider)})
@@ -173,7 +173,7 @@ def test_a_container_runs_the_command_in_its_image(tmp_path: Path) -> None:
     name = started.split()[4]
     assert started.endswith(f" --entrypoint {HONEST[0]} {image} {' '.join(HONEST[1:])}")
     assert removed == f"rm --force --volumes {name}"
-    assert "notes  stdio, docker  ready" in run("mcp", "list", cwd=cwd, PATH=path).stdout
+    assert "notes  stdio, docker sandbox  ready" in run("mcp", "list", cwd=cwd, PATH=path).stdout
     assert f"  command: docker: {engine}\n" in run("mcp", "doctor", "notes", cwd=cwd, PATH=path).stdout
     one_line(run("mcp", "doctor", "notes", "--sandbox", cwd=cwd, PATH=path), "runs in a container")
     tagged = ("mcp", "add", "--no-check", "--image", "notes:1", "tagged", "--", "serve")
