@@ -176,7 +176,7 @@ def build_consent(
     hidden |= {"action": action, "digest": consent.digest}
     return tag(
         "article",
-        tag("h2", consent.heading),
+        tag("h2", consent.heading.replace(f" {os.path.expanduser('~')}/", " ~/")),
         show_text("\n".join(consent.details)),
         build_form(user, target, *children, button=button, look="main", **hidden),
         cls="warning",

@@ -40,7 +40,10 @@ function replaceSection(section, fresh) {
     [one.scrollLeft, one.scrollTop] = scrolled[index] ?? [0, 0];
   });
   if (path !== null) {
-    const found = path.reduce((one, index) => one?.children[index], fresh);
+    const there = path.reduce((one, index) => one?.children[index], fresh);
+    // A row above may be new.
+    const moved = there?.href !== active.href && [...fresh.querySelectorAll("a")].find((one) => one.href === active.href);
+    const found = moved || there;
     if (found && found.tagName === active.tagName) found.focus({ preventScroll: true });
   }
 }

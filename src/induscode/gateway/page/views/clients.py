@@ -60,9 +60,17 @@ async def build_clients(page: PageRequest) -> Html:
         state = "connected" if one.entry else "found"
         href = address("/client", name=one.client.program)
         button = tag("a", "Details" if one.entry else "Connect", href=href, cls="button")
-        rows.append((one.client.title, show_state(state), show_time(last_ms) if last_ms else "", count or "", button))
+        rows.append(
+            (
+                one.client.title,
+                show_state(state),
+                show_time(last_ms) if last_ms else "",
+                f"{count:,}" if count else "",
+                button,
+            )
+        )
     rows += [
-        (name, show_state("connected"), show_time(last_ms), count, "")
+        (name, show_state("connected"), show_time(last_ms), f"{count:,}", "")
         for name, (count, last_ms) in calls.items()
         if name not in _PAGE
     ]
