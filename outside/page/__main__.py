@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _PAINT_MS = 150
 _LOADS = 5
+_MANY_PAINT_MS = 300
+_MANY_LOADS = 15
 _LIVE_MS = 1_000
 _WINDOWS = (("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360))
 _VIEWS = {
@@ -60,6 +63,7 @@ _VIEWS = {
 _PAINT = (
     "(() => { const e = performance.getEntriesByName('first-contentful-paint')[0]; return e ? e.startTime : null; })()"
 )
+_ANSWERED = "performance.getEntriesByType('navigation')[0].responseEnd"
 _AXE = "axe.run().then((found) => JSON.stringify(found.violations.map((one) => `${one.id}: ${one.nodes[0].html}`)))"
 
 
@@ -108,17 +112,22 @@ class PageRun:
         """Open a view and judge it; return its problems, and when its first content was painted."""
         self.browser.events.clear()
         self.open(path)
-        paint = None
-        deadline = time.monotonic() + 5
-        while paint is None and time.monotonic() < deadline:
-            paint = self.browser.evaluate(_PAINT)
+        paint = self.find_paint()
         problems: list[str] = []
         if self.browser.evaluate("document.documentElement.scrollWidth > innerWidth"):
             problems.append("it is wider than the window")
         self.browser.evaluate(self._axe)
         problems += [f"axe: {one}" for one in json.loads(self.browser.evaluate(_AXE))]
         problems += self.read_events()
-        return [f"{name}: {problem}" for problem in problems], float(paint or 9_999)
+        return [f"{name}: {problem}" for problem in problems], paint
+
+    def find_paint(self) -> float:
+        """Find when the first content was painted, in milliseconds after the view was asked for."""
+        paint = None
+        deadline = time.monotonic() + 5
+        while paint is None and time.monotonic() < deadline:
+            paint = self.browser.evaluate(_PAINT)
+        return float(paint or 9_999)
 
     def read_events(self) -> list[str]:
         """Find errors of the console, and requests to other sites, since the last look."""
@@ -323,6 +332,26 @@ def _judge_cluster(scene: Scene, browser: Chromium, options: _Options) -> list[s
     return problems
 
 
+def _measure_calls(program: str, count: int) -> list[str]:
+    """Measure the first paint of the view of calls with so many records."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        home = Home(Path(folder))
+        home.write_calls(count)
+        with opened_chromium(program) as browser, home.serve("ui", "--no-browser") as (url, _):
+            page = PageRun(url, browser, axe="")
+            page.open("/calls")
+            paints, answers = list[float](), list[float]()
+            for _ in range(_MANY_LOADS):
+                page.open("/calls")
+                paints.append(page.find_paint())
+                answers.append(float(browser.evaluate(_ANSWERED)))
+    goal = _PAINT_MS if count <= CALLS else _MANY_PAINT_MS
+    paint, load = median(paints), os.getloadavg()[0]
+    say(f"  calls with {count:,} records: first paint {paint:.0f} ms (median of {_MANY_LOADS}, {min(paints):.0f} to "
+        f"{max(paints):.0f}; goal {goal}), answered after {median(answers):.0f} ms; load {load:.0f}")  # fmt: skip
+    return [f"the first paint of {count:,} calls took {paint:.0f} ms"] if paint > goal else []
+
+
 async def _run(pictures: Path | None, *, only_newcomer: bool) -> list[str]:
     program, node = find_chromium(), find_node()
     if program is None or node is None:
@@ -332,7 +361,7 @@ async def _run(pictures: Path | None, *, only_newcomer: bool) -> list[str]:
 
     def judge_newcomer() -> list[str]:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            home = Home(Path(folder))
+            home = Home(Path(folder) / "home")
             write_clients(home.home)
             try:
                 with opened_chromium(program) as browser, home.serve("ui", "--no-browser") as (url, _):
@@ -347,8 +376,8 @@ async def _run(pictures: Path | None, *, only_newcomer: bool) -> list[str]:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
             scene = Scene(Path(home), sign_in_url)
             try:
-                scene.hold_conversation()
                 scene.write_calls()
+                scene.hold_conversation()
                 with opened_chromium(program) as browser:
                     with scene.serve("ui", "--no-browser") as (url, process):
                         problems = judge(scene, url, process, browser, options)
@@ -368,9 +397,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="outside.page", description=__doc__)
     parser.add_argument("--pictures", type=Path, help="a directory for pictures of the views")
     parser.add_argument("--newcomer", action="store_true", help="only what a newcomer does")
+    parser.add_argument("--records", type=int, nargs="+", help="only the first paint of so many recorded calls")
     options = parser.parse_args()
     try:
-        problems = anyio.run(partial(_run, options.pictures, only_newcomer=options.newcomer))
+        if options.records and (program := find_chromium()):
+            problems = [problem for count in options.records for problem in _measure_calls(program, count)]
+        else:
+            problems = anyio.run(partial(_run, options.pictures, only_newcomer=options.newcomer))
     except CannotInstall as exc:
         say(f"failed: {exc}")
         return 1

@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 from tests.calls.helpers import make_record
@@ -55,9 +56,11 @@ class Home:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.project = home / "project"
+        self.calls = home / ".local/state/indus/calls.db"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "INDUS_"))}
         self._environment = {**kept, "HOME": str(home), "PYTHON_KEYRING_BACKEND": "keyring.backends.null.Keyring"}
-        self.project.mkdir()
+        self._environment["PATH"] = f"{home.parent}/bin:{os.environ['PATH']}"
+        self.project.mkdir(parents=True)
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         environment = {**self._environment, "OPENAI_API_KEY": "none"}
@@ -65,6 +68,28 @@ class Home:
             [_INDUS, *words], cwd=self.project, env=environment, capture_output=True, text=True, timeout=_LIMIT_S,
             check=False,
         )  # fmt: skip
+
+    def write_calls(self, count: int = CALLS) -> None:
+        """Write the records of so many calls within the last hour."""
+        self.calls.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        now, chance = now_ms(), Random(count)
+        tools = [("many", "tool_1"), ("many", "tool_2"), ("", "read"), ("", "grep")]
+        with closing(CallDatabase(str(self.calls))) as database:
+            for start in range(0, count, 1_000):
+                database.append(
+                    [
+                        make_record(
+                            at_ms=now - (count - number) * 3_000_000 // count,
+                            duration_us=int(chance.lognormvariate(8, 0.6)),
+                            via="gateway", client="claude-code 2.1",
+                            server=server, tool=tool, tokens=int(chance.lognormvariate(4, 1)),
+                            outcome="error" if chance.random() < 0.02 else "ok", run="01K", turn=number // 4,
+                            trace=f"{number // 5:032x}",
+                        ).to_row()
+                        for number in range(start, min(start + 1_000, count))
+                        for server, tool in chance.choices(tools, (8, 3, 5, 2))
+                    ]
+                )  # fmt: skip
 
     @contextmanager
     def serve(self, *words: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
@@ -97,7 +122,6 @@ class Scene(Home):
         super().__init__(home)
         self.state = home / "state.txt"
         """Its text becomes the description of a tool."""
-        self.calls = home / ".local/state/indus/calls.db"
         (self.project / "hello.txt").write_text("good morning\n")
         own = {"ours": {"command": sys.executable, "args": [_MANY]}}
         (self.project / ".mcp.json").write_text(json.dumps({"mcpServers": own}))
@@ -109,25 +133,6 @@ class Scene(Home):
         config = home / ".config/indus/mcp.json"
         config.parent.mkdir(parents=True)
         config.write_text(json.dumps({"servers": servers}))
-
-    def write_calls(self) -> None:
-        """Write the records of 10,000 calls within the last hour."""
-        self.calls.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        now = now_ms()
-        tools = [("many", "tool_1"), ("many", "tool_2"), ("", "read"), ("", "grep")]
-        with closing(CallDatabase(str(self.calls))) as database:
-            rows = [
-                make_record(
-                    at_ms=now - (CALLS - number) * 300, duration_us=400 + number * 37 % 9_000,
-                    via="gateway", client="claude-code 2.1",
-                    server=tools[number % 4][0], tool=tools[number % 4][1], tokens=20 + number % 90,
-                    outcome="error" if number % 41 == 0 else "ok", run="01K", turn=number // 4,
-                    trace=f"{number // 5:032x}",
-                ).to_row()
-                for number in range(CALLS)
-            ]  # fmt: skip
-            for start in range(0, CALLS, 1_000):
-                database.append(rows[start : start + 1_000])
 
     def hold_conversation(self) -> None:
         """Hold a conversation of four turns with a scripted model.
