@@ -296,7 +296,7 @@ def _list_cells(facts: JsonObject) -> list[JsonValue]:
     sandbox = facts["sandbox"]
     profile = sandbox.get("container", sandbox.get("profile")) if isinstance(sandbox, dict) else sandbox
     if profile not in {None, "off"}:
-        cells[1] = f"{cells[1]}, {profile}"
+        cells[1] = f"{cells[1]}, {profile} sandbox"
     return cells
 
 
