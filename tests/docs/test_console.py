@@ -37,7 +37,7 @@ NOT_RUN = {
     "minutes": 13,
     "brokers": 4,
     "authorization server": 4,
-    "browser": 2,
+    "browser": 3,
     "model server": 1,
     "without the extra": 1,
     "root": 1,
