@@ -43,7 +43,7 @@ COMMANDS = (
 )  # fmt: skip
 STARTING = (
     "tools --no-check --tools read,ls,edit", "tools native --no-mcp --tools ls", "tools search --no-mcp send an email",
-    "addons list", "resources --no-check",
+    "addons list", "resources --no-check", "models --model openai:gpt-5.1",
 )  # fmt: skip
 """Commands that load the deck: in their own processes, whose event loop may read files."""
 SCRUBBED = (
