@@ -28,7 +28,7 @@ MODEL = ("--no-mcp", "--base-url", AWAY, "--model", "m")
         (("explain this",), 2, 'There is no terminal: give a prompt (indus -p "…") or a command.'),
         (("-p", "--base-url", AWAY), 2, '-p needs a prompt before --base-url: indus -p "…" --base-url.'),
         (("--model", "gpt-5", "-p", "hi"), 4, "openai:gpt-5 needs a key: indus models login openai, or set OPENAI"),
-        (("-p", "hi", *MODEL), 4, "m at http://127.0.0.1:9: can't connect: All connection attempts failed"),
+        (("-p", "hi", *MODEL), 4, "m at http://127.0.0.1:9: can't connect; check the address. Is the server running?"),
         (("mcp", "add", "github", "npx", "-y", "pkg"), 2, "Options of the server's command come after --."),
         (("mcp", "add", "x"), 2, "Say where the server is: a URL, or -- and the command that starts it."),
         (("mcp", "add", "nocmd", "--", "nosuchcommand"), 1,

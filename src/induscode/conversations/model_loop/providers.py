@@ -165,7 +165,8 @@ def to_model_fault(error: failures.AgentRunError, address: str | None = None, ke
     if not isinstance(error, failures.ModelAPIError):
         message = f"the model did not answer as it should: {error}"
     elif isinstance(error, failures.ModelConnectionError) and address:
-        message = f"{error.model_name} at {hide_in_urls(address)}: {error.message.rstrip('.')}"
+        reason = error.message.rstrip(".").removesuffix(": All connection attempts failed")  # anyio's, without a cause
+        message = f"{error.model_name} at {hide_in_urls(address)}: {reason}"
     else:
         detail = find_message(error.body)
         status = f" ({error.status_code})" if isinstance(error, failures.ModelHTTPError) else ""
