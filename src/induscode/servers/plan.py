@@ -184,13 +184,13 @@ _WORDS = {
 
 
 def name_state(state: str, reason: str | None = None) -> str:
-    """Return the word for a server's phase or its row's state, or "-" if it hasn't been tried.
+    """Return the word for a server's phase or its row's state, or "-" if it hasn't been tried. Others stay as they are.
 
     An idle server starts with its first call, unless a fault with this `reason` keeps it down.
     """
     if state in {"idle", "faulted"} and reason is not None:
         return "sign in" if reason == "sign_in" else "failed"
-    return _WORDS[state]
+    return _WORDS.get(state, state)
 
 
 def name_trust_command(row: ServerRow) -> str:

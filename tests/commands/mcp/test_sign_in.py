@@ -177,4 +177,4 @@ def test_servers_without_a_sign_in_are_refused(
     assert "it isn't trusted yet: indus mcp trust theirs" in capsys.readouterr().err
     assert run(["mcp", "auth", "--json"]) == 0
     states = {facts["name"]: facts["state"] for facts in json.loads(capsys.readouterr().out)["servers"]}
-    assert states == {"header": "header", "theirs": "not trusted"}
+    assert states == {"header": "header", "theirs": "untrusted"}

@@ -114,7 +114,7 @@ def auth(context: click.Context, *, as_json: bool) -> int:
         for row in plan.rows:
             config = plan.configs.get(row.id)
             if config is None:
-                found.append(SignInFacts(name=row.id, state=name_state(plan.state_of(row))))
+                found.append(SignInFacts(name=row.id, state=plan.state_of(row)))
             elif (facts := await read_sign_in(config)) is not None:
                 found.append(facts)
         left = await find_left_over(plan.configs.values())
@@ -126,7 +126,7 @@ def auth(context: click.Context, *, as_json: bool) -> int:
             found,
             ("NAME", "STATE", "WHO", "SCOPES", "EXPIRES", "STORED"),
             lambda facts: (
-                *(facts.name, Cell("server removed", "yellow") if facts.name in left else facts.state),
+                *(facts.name, Cell("server removed", "yellow") if facts.name in left else name_state(facts.state)),
                 *(one or "-" for one in (facts.account, " ".join(facts.scopes), facts.format_expiry(), facts.place)),
             ),
             to_json=SignInFacts.to_json,
