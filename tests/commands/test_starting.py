@@ -230,7 +230,10 @@ def test_finding_b1_the_doctor_finds_a_lock_that_npx_left_behind(tmp_path: Path)
 # -- the gateway ------------------------------------------------------------------------------
 
 
-def test_finding_c3_initialize_is_answered_while_the_ledger_and_the_servers_are_not_there(tmp_path: Path) -> None:
+def test_finding_c3_initialize_is_answered_while_the_ledger_and_the_servers_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONSTANTS, "indusagi.interop.protocol_bridge.host.session:_INSTRUCTIONS_TIMEOUT_S", 0.1)
     configured(user_file(), {f"s{n}": faulty("mute", startup_timeout_sec=60) for n in range(8)})
     run("mcp", "list", "--no-check", cwd=tmp_path)
     (ledger,) = _ledgers()

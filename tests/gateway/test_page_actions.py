@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def read_rows() -> dict[str, Any]:
 def test_a_server_is_added_as_it_was_shown_and_its_secret_stays_apart(tmp_path: Path) -> None:
     with opened(cwd=tmp_path) as browser:
         assert "Add a server" in browser.get("")
-        target = f"{PYTHON[0]} {' '.join(PYTHON[1:])} {LIBRARY} --name '{EVIL.replace(chr(39), '')}'"
+        target = shlex.join([*PYTHON, LIBRARY, "--name", EVIL])
         bad = send(browser, "/add", action="plan", target=target, name="no good", variables="")
         assert "is not a valid name of a server" in bad
         assert "isn't complete" in send(browser, "/add", action="plan", target="x 'y", name="", variables="")

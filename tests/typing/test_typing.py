@@ -34,5 +34,5 @@ def test_mypy_accepts_the_program_of_a_user_and_notices_a_wrong_type(tmp_path: P
     assert done.returncode == 1, done.stderr
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert len(errors) == 1, done.stdout
-    assert f"{wrong}:3: error:" in errors[0]
+    assert "wrong.py:3: error:" in errors[0]  # from its cache, mypy names the path of an earlier run
     assert '"CancelToken", not "str"' in errors[0]
