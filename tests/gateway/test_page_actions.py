@@ -14,6 +14,7 @@ import pytest
 from tests.commands.helpers import PYTHON, user_file
 from tests.commands.serving import wait_for
 from tests.gateway.test_page import EVIL, Browser, markup, opened
+from tests.registry.mirror import entry, mirror
 from tests.support.servers import SERVERS
 
 pytestmark = pytest.mark.process
@@ -86,6 +87,22 @@ def test_a_server_is_added_as_it_was_shown_and_its_secret_stays_apart(tmp_path: 
         assert "too old" in send(browser, "/add", **form)
         again = send(browser, "/add", action="plan", **given)
         assert "there's a server 'books' already" in again
+
+
+def test_an_entry_of_the_registry_is_added_as_it_was_shown(tmp_path: Path) -> None:
+    remote = {"type": "streamable-http", "url": "https://127.0.0.1:9/mcp"}
+    with mirror(entry("org.example/git", description=EVIL, remotes=[remote])) as (url, _):
+        settings = Path(os.environ["HOME"]) / ".config/indus/settings.json"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(json.dumps({"registry": {"url": url}}), encoding="utf-8")
+        with opened(cwd=tmp_path) as browser:
+            assert "Nothing found" in browser.get("/add?q=absent")
+            shown = send(browser, "/add", **read_form(browser, "/add?q=git", "choose"))
+            assert f"from: org.example/git of {url}" in shown
+            assert read_rows() == {}
+            assert "<title>git" in send(browser, "/add", **find_form(shown, "add"))
+    row = read_rows()["git"]
+    assert (row["url"], row["registry"]["name"]) == (remote["url"], "org.example/git")
 
 
 def test_marked_servers_of_other_clients_are_imported_as_they_were_shown(tmp_path: Path) -> None:
