@@ -193,7 +193,7 @@ def set_variable(row: ServerRow, name: str, text: str) -> JsonObject:
     """
     written = f"${{{name}}}"
     changed: JsonObject = {
-        key: json.loads(compact_json(value).replace(written, text))
+        key: json.loads(compact_json(value).replace(written, compact_json(text)[1:-1]))
         for key, value in row.written.items()
         if written in compact_json(value)
     }
