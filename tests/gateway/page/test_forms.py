@@ -9,6 +9,9 @@ import pytest
 from indusagi.runtime.contract import JsonContentBlock, ToolOutcome, ToolResult
 from induscode.gateway.page.html import render
 from induscode.gateway.page.views.items import build_fields, read_arguments, show_outcome
+from induscode.gateway.page.views.row import set_variable
+from induscode.gateway.page.views.sessions import build_edit_diff
+from induscode.servers.plan import parse_server_row
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
@@ -88,3 +91,20 @@ def test_a_field_of_any_type_has_a_control(kind: JsonValue) -> None:
 def test_finding_f1_a_picture_of_an_unknown_type_is_shown_as_json() -> None:
     block = JsonContentBlock({"type": "image", "data": "aGk=", "mimeType": ["image/png"]})
     assert "<img" not in render(show_outcome(ToolOutcome("1", ToolResult((block,)))))
+
+
+def test_a_value_with_quotation_marks_stays_one_value() -> None:
+    row = parse_server_row("s", {"command": "x", "args": ["--key=${KEY}"]}, "mcp.json", "user")
+    text = 'a"],"command":"y\\'
+    assert set_variable(row, "KEY", text) == {"args": [f"--key={text}"]}
+    assert set_variable(row, "OTHER", text) == {"env": {"OTHER": text}}
+
+
+def test_an_edit_is_a_diff_only_if_its_texts_are_known() -> None:
+    edit = build_edit_diff("edit", {"path": "a.py", "edits": [{"oldText": "old", "newText": "new"}]})
+    assert edit is not None
+    assert "old" in render(edit)
+    assert "new" in render(edit)
+    assert build_edit_diff("edit", {"path": "a.py", "old_text": "old", "new_text": "new"}) is None
+    assert build_edit_diff("write", {"path": "a.py", "text": "new"}) is None
+    assert build_edit_diff("bash", {"command": "ls"}) is None

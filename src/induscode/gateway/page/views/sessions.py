@@ -289,13 +289,15 @@ def _has_failed(part: JsonObject) -> bool:
 
 
 def build_edit_diff(name: str, arguments: JsonValue) -> Html | None:
-    """Show the texts that an `edit` or `write` call replaces, as a diff; `None` for any other call."""
+    """Show the texts that an `edit` or `write` call replaces, as a diff; `None` for other calls and other names."""
     if name not in {"edit", "write"} or not is_json_object(arguments):
         return None
     given = arguments.get("edits")
     edits = [one for one in given if is_json_object(one)] if isinstance(given, list) else [arguments]
     if name == "write":
-        edits = [{"newText": arguments.get("content")}]
+        edits = [{"newText": arguments["content"]}] if "content" in arguments else []
+    if not edits or not all("newText" in edit for edit in edits):
+        return None
     path = next((str(arguments[key]) for key in ("path", *PATH_ALIASES) if key in arguments), "")
     lines = [f"--- {path}", f"+++ {path}"]
     for edit in edits:
